@@ -256,7 +256,11 @@ func (d *datagrams) endAll(peers *ebpf.Map) error {
 	defer d.looking.Unlock()
 	all, err := d.stale() // as nothing serves
 	if err == nil && len(all) > 0 {
-		_, err = d.end(context.Background(), all, "UDP sockets ended: they would keep their endpoint for ever") //nolint:forbidigo // it is soon done
+		var left int
+		left, err = d.end(context.Background(), all, "UDP sockets ended: they would keep their endpoint for ever") //nolint:forbidigo // it is soon done
+		if left > 0 {
+			d.log.Warn("connected UDP sockets keep their endpoints, even if those go: their network namespaces were not found, restart their programs", zap.Int("sockets", left))
+		}
 	}
 	return err
 }

@@ -63,5 +63,5 @@
 // clsact, with the priorities 40000 and 40001.
 // Linux 6.1 or newer is needed, with BPF, cgroup v2 and a BPF file system, and the capabilities CAP_BPF and
 // CAP_NET_ADMIN. While something is missing, rules do everything, and a Condition says what. Watch finds
-// a file system, a cgroup or a privilege that comes later within ten seconds.
+// a file system or a cgroup that comes later within ten seconds.
 package ebpf

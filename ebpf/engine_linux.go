@@ -306,7 +306,7 @@ func (e *Engine) Cleanup(ctx context.Context) error {
 
 func (e *Engine) removeSockets() error {
 	if e.programs != nil { // their pins may be out of reach
-		if err := e.programs.detach(); err != nil {
+		if err := e.programs.endLinks(); err != nil {
 			return err
 		}
 	}

@@ -181,8 +181,8 @@ func (p *programs) removeLayouts(except string) error {
 	return nil
 }
 
-// detach ends the links of this process, wherever they are pinned.
-func (p *programs) detach() (err error) {
+// endLinks detaches the programs, wherever the links of this process are pinned.
+func (p *programs) endLinks() (err error) {
 	for name, a := range p.attached {
 		if failure := p.change(a.link.Detach); failure != nil {
 			err = errors.Join(err, fmt.Errorf("detach link %s: %w", name, failure))

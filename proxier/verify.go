@@ -189,7 +189,7 @@ type exclusive struct {
 	mu     sync.Mutex // guards all below
 	held   bool
 	queue  []chan struct{} // each is closed when its turn has come
-	wanted chan struct{}   // closed when the queue is not empty; nil while the holder does not ask
+	wanted chan struct{}   // to close when somebody waits; nil if the holder does not ask, or knows it
 }
 
 func (e *exclusive) lock(ctx context.Context) error {
@@ -215,10 +215,17 @@ func (e *exclusive) enqueue() chan struct{} {
 		return nil
 	}
 	turn := make(chan struct{})
-	if e.queue = append(e.queue, turn); e.wanted != nil && len(e.queue) == 1 {
-		close(e.wanted)
-	}
+	e.queue = append(e.queue, turn)
+	e.tell()
 	return turn
+}
+
+// tell tells the holder that somebody waits.
+func (e *exclusive) tell() {
+	if e.wanted != nil && len(e.queue) > 0 {
+		close(e.wanted)
+		e.wanted = nil
+	}
 }
 
 // leave gives up waiting, and the lock if its turn has come meanwhile.
@@ -251,9 +258,8 @@ func (e *exclusive) pass() {
 func (e *exclusive) whenWanted() <-chan struct{} {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.wanted = make(chan struct{})
-	if len(e.queue) > 0 {
-		close(e.wanted)
-	}
-	return e.wanted
+	wanted := make(chan struct{})
+	e.wanted = wanted
+	e.tell()
+	return wanted
 }

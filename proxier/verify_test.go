@@ -181,3 +181,29 @@ func TestVerifyEndsWithRun(t *testing.T) {
 		}
 	})
 }
+
+// TestRunEndsWhileASyncWaitsForVerify: the sync gives up waiting, and then the end of Run waits.
+func TestRunEndsWhileASyncWaitsForVerify(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ended, end := make(chan error, 1), make(chan struct{})
+		f := newFixture(t, withoutRetries(), proxier.Deps{Wrap: func(_ v1.IPFamily, engine proxier.Engine) (proxier.Engine, error) {
+			inner, _ := engine.(*fakeEngine)
+			return &verifying{fakeEngine: inner, verify: func(desired.Update) (proxier.Verification, error) {
+				<-end // whatever its context says
+				return proxier.Verification{}, nil
+			}}, nil
+		}})
+		f.run(t, func(t *testing.T, f *fixture) {
+			f.synced()
+			pass(time.Second)
+			go func() { _, err := f.Verify(t.Context()); ended <- err }()
+			synctest.Wait()
+			f.OnServiceAdd(service("a", "10.0.0.1"))
+			pass(time.Second)
+			time.AfterFunc(time.Minute, func() { close(end) })
+		})
+		if err := <-ended; !errors.Is(err, runner.ErrEnded) {
+			t.Errorf("Verify = %v, want ErrEnded", err)
+		}
+	})
+}
