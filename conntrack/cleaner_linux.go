@@ -69,7 +69,7 @@ func (c *Cleaner) Clean(ctx context.Context, family v1.IPFamily, check desired.F
 	deleted, err = netlinkx.DeleteFlows(s, uint8(number(family)), which, func(f *netlinkx.Flow) bool {
 		flow := desired.Flow{Protocol: desired.Protocol(f.Protocol), Client: f.Source, Dialled: f.Destination, Server: f.Server, Answered: f.Answered}
 		if judge.Ends(flow) {
-			if f.TCPState == tcpSynSent { // its client tries again, and gets another endpoint
+			if f.TCPState == netlinkx.TCPSynSent { // its client tries again, and gets another endpoint
 				return true
 			}
 			ending.found(f)
@@ -86,12 +86,10 @@ func (c *Cleaner) Clean(ctx context.Context, family v1.IPFamily, check desired.F
 func (c *Cleaner) mayDelete(f *netlinkx.Flow, untranslated bool) bool {
 	protocol := desired.Protocol(f.Protocol)
 	if protocol == desired.TCP {
-		return f.TCPState == tcpSynSent && (untranslated || c.options.UnansweredTCP)
+		return f.TCPState == netlinkx.TCPSynSent && (untranslated || c.options.UnansweredTCP)
 	}
 	return c.options.tracks(protocol)
 }
-
-const tcpSynSent = 1 // TCP_CONNTRACK_SYN_SENT of linux/netfilter/nf_conntrack_tcp.h
 
 func hasNodePort(check desired.FlowCheck) bool {
 	isNodePort := func(f desired.Flows) bool { return !f.Key.VIP.IsValid() }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/conntrack"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/proxier"
@@ -50,6 +51,11 @@ type entry struct {
 
 func (t *table) add(e entry) {
 	t.tb.Helper()
+	t.write(e, t.h.ConntrackCreate)
+}
+
+func (t *table) write(e entry, by func(netlink.ConntrackTableType, netlink.InetFamily, *netlink.ConntrackFlow) error) {
+	t.tb.Helper()
 	flow := &netlink.ConntrackFlow{
 		FamilyType: unix.AF_INET,
 		Forward:    tuple(e.protocol, e.client, e.dialled),
@@ -63,8 +69,8 @@ func (t *table) add(e entry) {
 	if e.protocol == unix.IPPROTO_TCP {
 		flow.ProtoInfo = &netlink.ProtoInfoTCP{State: e.tcpState}
 	}
-	if err := t.h.ConntrackCreate(netlink.ConntrackTable, family, flow); err != nil {
-		t.tb.Fatalf("create %+v: %v", e, err)
+	if err := by(netlink.ConntrackTable, family, flow); err != nil {
+		t.tb.Fatalf("write %+v: %v", e, err)
 	}
 }
 
@@ -189,6 +195,33 @@ func forgetUntranslated(t *testing.T, ranges []netip.Prefix) {
 	})
 	if got := tab.clients(unix.AF_INET); err != nil || deleted != 1 || !slices.Equal(got, []uint16{2, 3, 4, 5}) {
 		t.Errorf("Clean = %d, %v; flows of clients %v are left; want only that of client 1 deleted", deleted, err, got)
+	}
+}
+
+// TestAConnectionThatIsAnsweredMeanwhileStays: an entry of TCP that a dump has as unanswered may be a
+// connection when it is to be deleted.
+func TestAConnectionThatIsAnsweredMeanwhileStays(t *testing.T) {
+	t.Parallel()
+	const established = 3
+	tab := newTable(t)
+	answered := entry{unix.IPPROTO_TCP, at("198.51.100.9:1"), at("10.96.0.1:53"), at("10.244.0.2:53"), netlinkx.TCPSynSent}
+	tab.add(answered)
+	tab.add(entry{unix.IPPROTO_TCP, at("198.51.100.9:2"), at("10.96.0.1:53"), at("10.244.0.2:53"), netlinkx.TCPSynSent})
+	s, err := netlinkx.Open(tab.ns.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	deleted, err := netlinkx.DeleteFlows(s, unix.AF_INET, netlinkx.AllFlows, func(f *netlinkx.Flow) bool {
+		if f.Source == answered.client && f.TCPState != established {
+			update := answered
+			update.tcpState = established
+			tab.write(update, tab.h.ConntrackUpdate)
+		}
+		return f.TCPState == netlinkx.TCPSynSent
+	})
+	if got := tab.clients(unix.AF_INET); err != nil || deleted != 1 || !slices.Equal(got, []uint16{1}) {
+		t.Errorf("DeleteFlows = %d, %v; flows of clients %v are left; want only that of client 2 deleted", deleted, err, got)
 	}
 }
 

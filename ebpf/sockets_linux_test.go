@@ -33,6 +33,7 @@ type node struct {
 	*proxier.Proxier
 	world   *proxiertest.Topology
 	sockets ebpf.Sockets
+	vip     func(v1.IPFamily) netip.AddrPort // of its Service
 	engines map[v1.IPFamily]*ebpf.Engine
 	new     func(ebpf.Config, v1.IPFamily) (*ebpf.Engine, error)
 	stop    func()
@@ -45,7 +46,7 @@ func (n *node) ObserveSync(r proxier.SyncReport) { n.writes.Add(int64(r.Apply.Wr
 
 func newNode(t *testing.T) *node {
 	t.Helper()
-	n := &node{world: proxiertest.NewTopology(t), sockets: sockets(t), new: func(c ebpf.Config, family v1.IPFamily) (*ebpf.Engine, error) {
+	n := &node{world: proxiertest.NewTopology(t), sockets: sockets(t), vip: vip, new: func(c ebpf.Config, family v1.IPFamily) (*ebpf.Engine, error) {
 		return ebpf.NewEngine(c, family, proxier.Deps{})
 	}}
 	join(t, n.sockets, n.world.Node.NetNS())
@@ -96,17 +97,15 @@ func vip(family v1.IPFamily) netip.AddrPort {
 }
 
 // serve gives the Service these endpoints.
-func (n *node) serve(pods ...*proxiertest.Host) { n.serveAt("web", vip, pods...) }
-
-func (n *node) serveAt(name string, vip func(v1.IPFamily) netip.AddrPort, pods ...*proxiertest.Host) {
-	n.OnServiceUpdate(nil, proxiertest.Service("default", name, proxiertest.ClusterIPs(vip(v1.IPv4Protocol).Addr().String(), vip(v1.IPv6Protocol).Addr().String()),
+func (n *node) serve(pods ...*proxiertest.Host) {
+	n.OnServiceUpdate(nil, proxiertest.Service("default", "web", proxiertest.ClusterIPs(n.vip(v1.IPv4Protocol).Addr().String(), n.vip(v1.IPv6Protocol).Addr().String()),
 		proxiertest.Port("web", v1.ProtocolTCP, 80)))
 	for family, kind := range map[v1.IPFamily]discovery.AddressType{v1.IPv4Protocol: discovery.AddressTypeIPv4, v1.IPv6Protocol: discovery.AddressTypeIPv6} {
 		options := []proxiertest.SliceOption{proxiertest.SlicePort("web", v1.ProtocolTCP, 8080)}
 		for _, pod := range pods {
 			options = append(options, proxiertest.Endpoint(pod.Addr(family).String()))
 		}
-		n.OnEndpointSliceUpdate(nil, proxiertest.Slice("default", name, kind, options...))
+		n.OnEndpointSliceUpdate(nil, proxiertest.Slice("default", "web", kind, options...))
 	}
 }
 
@@ -123,12 +122,12 @@ func TestWhoTranslates(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	pod, node, endpoint := n.world.LocalPods[0], n.world.Node, n.world.RemotePods[0]
-	n.start(t)
-	// The programs also see the sockets of other tests to the VIP of those, in network namespaces that are not listed here.
+	// The programs also see the sockets of other tests to VIPs that they have, in network namespaces that are not listed here.
 	vip := func(family v1.IPFamily) netip.AddrPort {
 		return map[v1.IPFamily]netip.AddrPort{v1.IPv4Protocol: netip.MustParseAddrPort("10.96.0.78:80"), v1.IPv6Protocol: netip.MustParseAddrPort("[fd00:10:96::78]:80")}[family]
 	}
-	n.serveAt("counted", vip, endpoint)
+	n.vip = vip
+	n.start(t, endpoint)
 	netnstest.Check(t, proxiertest.Sync(t.Context(), n))
 	for _, family := range families {
 		for _, c := range []struct {

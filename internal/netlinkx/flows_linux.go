@@ -51,22 +51,31 @@ func (f *Flow) Handle() Handle {
 }
 
 // Exists reports whether the kernel still has the entry.
-func (s *Socket) Exists(family uint8, h *Handle) (bool, error) {
+func (s *Socket) Exists(family uint8, h *Handle) (exists bool, err error) {
+	err = s.find(family, []byte(h.original), func(f *Flow) {
+		exists = exists || string(Find(f.attrs, nl.CTA_ID)) == string(h.ID[:])
+	})
+	return exists, err
+}
+
+// find calls each for the entry with this identity, if the kernel still has it.
+func (s *Socket) find(family uint8, id []byte, each func(*Flow)) error {
 	get := s.request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_ACK, family)
-	get.AddRawData([]byte(h.original))
-	answers, err := get.Execute(unix.NETLINK_NETFILTER, 0)
-	if errors.Is(err, unix.ENOENT) {
-		return false, nil
+	get.AddRawData(id)
+	if err := query(get, each); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("get flow: %w", err)
 	}
-	if err != nil {
-		return false, fmt.Errorf("get flow: %w", err)
-	}
-	for _, message := range answers {
-		if id := Find(message[min(nl.SizeofNfgenmsg, len(message)):], nl.CTA_ID); string(id) == string(h.ID[:]) {
-			return true, nil
+	return nil
+}
+
+// query sends a request and calls each for the entries of the answer.
+func query(r *nl.NetlinkRequest, each func(*Flow)) error {
+	return r.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
+		if flow, ok := parseFlow(message[min(nl.SizeofNfgenmsg, len(message)):]); ok {
+			each(&flow)
 		}
-	}
-	return false, nil
+		return true
+	})
 }
 
 // Delete deletes the entry, if the kernel still has it.
@@ -105,24 +114,34 @@ const (
 	Unanswered
 )
 
+// TCPSynSent is TCP_CONNTRACK_SYN_SENT of linux/netfilter/nf_conntrack_tcp.h.
+const TCPSynSent = 1
+
 const ctaStatusMask = 26 // CTA_STATUS_MASK of linux/netfilter/nfnetlink_conntrack.h
 
 // DeleteFlows deletes the entries of one address family for which stale returns true, and
 // returns how many. If the dump is interrupted, it repeats it. The netlink package has such
 // a function too, but it takes twice the time, because it parses all attributes.
+//
+// A connection of TCP without an answer may get one while the dump lasts. So stale is asked about
+// its present entry again, right before it is deleted.
 func DeleteFlows(s *Socket, family uint8, which Which, stale func(*Flow) bool) (deleted int, err error) {
+	type chosen struct {
+		id    []byte
+		again bool
+	}
 	err = retry(func() error {
-		var chosen [][]byte
+		var all []chosen
 		err := s.list(family, which, func(flow *Flow) {
 			if stale(flow) {
-				chosen = append(chosen, identity(flow.attrs))
+				all = append(all, chosen{identity(flow.attrs), flow.TCPState == TCPSynSent})
 			}
 		})
 		if err != nil && !interrupted(err) {
 			return err
 		}
-		for _, id := range chosen {
-			done, err := s.remove(family, id)
+		for _, c := range all {
+			done, err := s.removeIf(family, c.id, c.again, stale)
 			if err != nil {
 				return err
 			}
@@ -133,6 +152,16 @@ func DeleteFlows(s *Socket, family uint8, which Which, stale func(*Flow) bool) (
 		return err
 	})
 	return deleted, err
+}
+
+func (s *Socket) removeIf(family uint8, id []byte, look bool, stale func(*Flow) bool) (deleted bool, err error) {
+	if look {
+		still := false
+		if err := s.find(family, id, func(flow *Flow) { still = stale(flow) }); err != nil || !still {
+			return false, err
+		}
+	}
+	return s.remove(family, id)
 }
 
 // ListFlows calls each for the entries of one address family, more than once if the dump is
@@ -147,13 +176,7 @@ func (s *Socket) list(family uint8, which Which, each func(*Flow)) error {
 		dump.AddData(nl.NewRtAttr(nl.CTA_STATUS, nl.BEUint32Attr(0)))
 		dump.AddData(nl.NewRtAttr(ctaStatusMask, nl.BEUint32Attr(ipsSeenReply|ipsDNAT)))
 	}
-	err := dump.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
-		if flow, ok := parseFlow(message[min(nl.SizeofNfgenmsg, len(message)):]); ok {
-			each(&flow)
-		}
-		return true
-	})
-	if err != nil {
+	if err := query(dump, each); err != nil {
 		return fmt.Errorf("list flows: %w", err)
 	}
 	return nil
