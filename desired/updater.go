@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -86,9 +87,13 @@ func (u *Updater) Next(step changetracker.Step, resolver Resolver, globals Globa
 // everything resolves all service ports that there were or are.
 func (c *changed) everything() []Change {
 	clear(c.lost)
-	before := c.everythingBefore()
-	changes := make([]Change, 0, c.Now.state.Len())
-	for s := range c.Now.All() {
+	var before map[changetracker.ServicePortName]*Service
+	var resolving sync.WaitGroup
+	resolving.Go(func() { before = c.everythingBefore() })
+	services := slices.AppendSeq(make([]*Service, 0, c.Now.state.Len()), c.Now.All())
+	resolving.Wait()
+	changes := make([]Change, 0, len(services))
+	for _, s := range services {
 		was, differs := before[s.Name]
 		if !differs && c.programmed.port(s.Name) != nil {
 			was = s
