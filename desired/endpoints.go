@@ -3,6 +3,7 @@ package desired
 import (
 	"fmt"
 	"iter"
+	"math"
 	"net/netip"
 	"slices"
 
@@ -46,6 +47,20 @@ func (e Endpoints) Slice() []netip.AddrPort { return e.list.Slice() }
 func (e Endpoints) Has(addr netip.AddrPort) bool {
 	found := e.list.Find(func(o *netip.AddrPort) bool { return o.Compare(addr) < 0 })
 	return found != nil && *found == addr
+}
+
+// At yields the endpoints with an address, in order of their ports.
+func (e Endpoints) At(addr netip.Addr) iter.Seq[netip.AddrPort] {
+	return func(yield func(netip.AddrPort) bool) {
+		for from := 0; from <= math.MaxUint16; {
+			begin := netip.AddrPortFrom(addr, uint16(from))
+			found := e.list.Find(func(o *netip.AddrPort) bool { return o.Compare(begin) < 0 })
+			if found == nil || found.Addr() != addr || !yield(*found) {
+				return
+			}
+			from = int(found.Port()) + 1
+		}
+	}
 }
 
 // With returns the list with more addresses, in any order.

@@ -135,6 +135,17 @@ func (s *Service) Weights(scope Scope) []uint16 {
 	return s.ClusterWeights
 }
 
+// Sends returns the Keys of the frontends whose new connections may get an endpoint, in order.
+func (s *Service) Sends(endpoint netip.AddrPort) (keys []Key) {
+	for i := range s.Frontends {
+		f := &s.Frontends[i]
+		if f.Action == Forward && s.Endpoints(f.Scope).Has(endpoint) || f.ShortCircuit && s.Cluster.Has(endpoint) {
+			keys = append(keys, s.Key(f))
+		}
+	}
+	return keys
+}
+
 // balancing is the policy that the service port asks for.
 func (s *Service) balancing() changetracker.Balancing {
 	if s.Port == nil {

@@ -63,6 +63,10 @@ type Abilities struct {
 	// write. Calls never overlap with Apply, Cleanup or Close, which wait for it to return: soon
 	// after ctx ends.
 	Verify func(ctx context.Context, update desired.Update) (Verification, error)
+	// Lingers returns why clients may still send new datagrams or connections to an endpoint that no frontend
+	// has any more, until the engine has done what follows Apply; empty if they do not. Port 0 stands for all
+	// ports. It may be called at any time, and must return soon.
+	Lingers func(endpoint netip.AddrPort) (why string)
 	// Descriptors are how many file descriptors of this process its clients use; Limit is 0 if they
 	// are not counted. It may be called at any time, and must return soon.
 	Descriptors func() connection.Descriptors

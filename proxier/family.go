@@ -38,6 +38,7 @@ type family struct {
 	announcements *announcements
 	counting      *sharedReading
 	lock          lock
+	lookups       lookups
 	foreignLock   string // the last foreignLockError that was logged
 	loggedFailure string // of the last sync, if it failed as a whole
 	broken        retry  // syncs that failed as a whole
@@ -47,6 +48,7 @@ type family struct {
 	recorded    FamilyStatus
 	ports       ports
 	programmed  programmed
+	leaving     leaving
 	conflicts   []changetracker.Problem
 	staleFlows  Condition
 	unannounced Condition

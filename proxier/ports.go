@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/runner"
 )
 
@@ -12,8 +13,10 @@ import (
 // program has changed its objects. All others are as the State says, and have no record.
 type port struct {
 	name changetracker.ServicePortName
-	// failed is why it is not programmed, after so many tries in a row; nil: it is.
+	// failed is why it is not programmed, after so many tries in a row; nil: it is. The engine has it as
+	// has then, nil: not at all.
 	failed *ServiceError
+	has    *desired.Service
 	// limited is why it is not programmed in full.
 	limited *ServiceError
 	tries   int // in a row, that failed or were limited
@@ -85,8 +88,8 @@ func (p *ports) takeDue(now time.Time, all bool) (due, damaged []changetracker.S
 	return due, damaged
 }
 
-// failedNow records that a sync at now could not program a service port.
-func (p *ports) failedNow(e *ServiceError, now, started time.Time) (before *ServiceError) {
+// failedNow records that a sync at now could not program a service port, which the engine has otherwise.
+func (p *ports) failedNow(e *ServiceError, has *desired.Service, now, started time.Time) (before *ServiceError) {
 	r := p.get(e.Name)
 	before = r.failed
 	failed := *e
@@ -95,7 +98,7 @@ func (p *ports) failedNow(e *ServiceError, now, started time.Time) (before *Serv
 	} else {
 		p.failing++
 	}
-	r.failed, r.damage.taken = &failed, false
+	r.failed, r.has, r.damage.taken = &failed, has, false
 	p.tryAgain(r, e, now)
 	return before
 }
@@ -125,7 +128,7 @@ func (p *ports) programmed(name changetracker.ServicePortName, limited *ServiceE
 		p.failing--
 	}
 	p.limit(r, limited)
-	if r.failed, r.triggers = nil, nil; limited != nil {
+	if r.failed, r.has, r.triggers = nil, nil, nil; limited != nil {
 		p.tryAgain(r, limited, now)
 		return before, triggers
 	}

@@ -125,6 +125,7 @@ func (p *Proxier) newFamily(name v1.IPFamily, engine Engine, deps Deps) *family 
 		announcements: newAnnouncements(deps.Announcer, name),
 		counting:      newSharedReading(),
 		ports:         newPorts(p.config.Runner.Retry),
+		leaving:       leaving{},
 	}
 	f.traffic = p.config.CountTraffic && deps.Conntrack != nil && deps.Conntrack.RunTraffic != nil
 	f.warnOfLocalhost()

@@ -188,6 +188,7 @@ func (f *family) follow(ctx context.Context, step changetracker.Step, o *outcome
 	f.followTraffic(o.outcomes, result)
 	f.noLocal.update(o.outcomes)
 	f.locked(func() {
+		f.leaving.update(o.outcomes, o.state, f.config.EditSelection != nil)
 		f.programmed = programmed{
 			state: o.state, resolver: f.resolver, globals: f.globals, traits: f.engine.Traits,
 			resolved: desired.NewResolved(o.state, f.resolver, f.globals),
@@ -218,7 +219,7 @@ func (f *family) recordPorts(o *outcome, changes []changetracker.Change) {
 	for i := range o.outcomes {
 		name := o.outcomes[i].Name
 		if e := o.errs[name]; e != nil {
-			before := f.ports.failedNow(e, now, o.Started)
+			before := f.ports.failedNow(e, o.outcomes[i].Is, now, o.Started)
 			o.lines.worse(before, e)
 			continue
 		}

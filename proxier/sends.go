@@ -1,0 +1,182 @@
+package proxier
+
+import (
+	"iter"
+	"net/netip"
+	"slices"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+)
+
+// Sending is why a node may still send new connections to an endpoint, or datagrams.
+type Sending struct {
+	Endpoint netip.AddrPort
+	// Service is the service port that has the endpoint; the zero name if Reason has nothing to do with one.
+	Service changetracker.ServicePortName
+	// Frontends are those whose new connections may get the endpoint, in order.
+	Frontends []desired.Key
+	// FlowsOnly says that new connections do not get it, but that existing flows of UDP may go on, as
+	// long as their clients send and the endpoint serves.
+	FlowsOnly bool
+	// Reason says more; empty if the endpoint is one of those that the EndpointSlices want here.
+	Reason string
+}
+
+// leaving has the endpoints that some frontend sends to, although the EndpointSlices do not have
+// them as ready: they end, and there is no better one. family.mu guards it.
+type leaving map[changetracker.ServicePortName]*desired.Service
+
+// update takes over what became of service ports.
+func (l leaving) update(outcomes []desired.Outcome, state *changetracker.State, edited bool) {
+	for i := range outcomes {
+		o := &outcomes[i]
+		// The rules choose ready endpoints only, or else those that end. A failure or a hook may mix them.
+		if o.Is != nil && (len(unready(o.Is, state, !edited && !o.Failed)) > 0) {
+			l[o.Name] = o.Is
+		} else {
+			delete(l, o.Name)
+		}
+	}
+}
+
+// unready returns the endpoints of both scopes that are not ready, sorted; with alike, all of a scope
+// are as its first one.
+func unready(s *desired.Service, state *changetracker.State, alike bool) (all []netip.AddrPort) {
+	for _, scope := range []desired.Endpoints{s.Cluster, s.Local} {
+		for addr := range scope.All() {
+			if e, listed := state.Endpoint(s.Name, addr); !listed || !e.Ready {
+				all = append(all, addr)
+			} else if alike {
+				break
+			}
+		}
+	}
+	slices.SortFunc(all, netip.AddrPort.Compare)
+	return slices.Compact(all)
+}
+
+// Sends returns why the node may send new connections to some endpoints: to these, of which port 0
+// stands for all ports, and to all that the EndpointSlices do not have as ready. It is about what is
+// programmed, without pending changes: read Status first, and what it says is in the answer. Sorted by
+// endpoint and service port. The first question about an address looks at all endpoints, unless
+// Config.Tracker.IndexEndpoints is set; the next one at what has changed.
+func (p *Proxier) Sends(endpoints ...netip.AddrPort) (all []Sending) {
+	for _, f := range p.families {
+		all = append(all, f.sends(endpoints)...)
+	}
+	slices.SortStableFunc(all, func(a, b Sending) int {
+		if c := a.Endpoint.Compare(b.Endpoint); c != 0 {
+			return c
+		}
+		return a.Service.Compare(b.Service)
+	})
+	return all
+}
+
+func (f *family) sends(endpoints []netip.AddrPort) (all []Sending) {
+	var now programmed
+	had := map[changetracker.ServicePortName]*port{} // those that failed
+	var left []*desired.Service
+	f.locked(func() {
+		now = f.programmed
+		for name, r := range f.ports.byName {
+			if r.failed != nil {
+				had[name] = &port{has: r.has, failed: r.failed}
+			}
+		}
+		for _, s := range f.leaving {
+			left = append(left, s)
+		}
+	})
+	if now.state == nil {
+		return nil
+	}
+	for _, s := range left {
+		for _, addr := range unready(s, now.state, false) {
+			if !slices.ContainsFunc(endpoints, func(asked netip.AddrPort) bool { return covers(asked, addr) }) {
+				all = append(all, sending(s, addr, had[s.Name])...)
+			}
+		}
+	}
+	find := f.namesOf(&now, endpoints)
+	for _, asked := range endpoints {
+		asked = netip.AddrPortFrom(asked.Addr().Unmap(), asked.Port())
+		all = append(all, f.sendsTo(asked, &now, had, find(asked.Addr()))...)
+	}
+	return all
+}
+
+// namesOf returns how to find the service ports that may send to the addresses of endpoints.
+func (f *family) namesOf(now *programmed, endpoints []netip.AddrPort) func(netip.Addr) iter.Seq[changetracker.ServicePortName] {
+	switch {
+	case f.config.EditSelection != nil: // it may add endpoints
+		return func(netip.Addr) iter.Seq[changetracker.ServicePortName] {
+			return func(yield func(changetracker.ServicePortName) bool) {
+				for name := range now.state.All() {
+					if !yield(name) {
+						return
+					}
+				}
+			}
+		}
+	case f.config.Tracker.IndexEndpoints:
+		return now.state.ByEndpoint
+	default:
+		addrs := make([]netip.Addr, 0, len(endpoints))
+		for _, asked := range endpoints {
+			addrs = append(addrs, asked.Addr().Unmap())
+		}
+		found := f.lookups.find(now.state, addrs)
+		return func(addr netip.Addr) iter.Seq[changetracker.ServicePortName] { return slices.Values(found[addr]) }
+	}
+}
+
+// covers reports whether an endpoint is asked for.
+func covers(asked, endpoint netip.AddrPort) bool {
+	return asked.Addr().Unmap() == endpoint.Addr() && (asked.Port() == 0 || asked.Port() == endpoint.Port())
+}
+
+// sendsTo returns why the node may send to an endpoint.
+func (f *family) sendsTo(asked netip.AddrPort, now *programmed, had map[changetracker.ServicePortName]*port, names iter.Seq[changetracker.ServicePortName]) (all []Sending) {
+	add := func(s *desired.Service, failed *port) {
+		if s == nil {
+			return
+		}
+		for addr := range s.Serving.At(asked.Addr()) { // has all of both scopes
+			if covers(asked, addr) {
+				all = append(all, sending(s, addr, failed)...)
+			}
+		}
+	}
+	for _, failed := range had {
+		add(failed.has, failed)
+	}
+	for name := range names {
+		if had[name] == nil {
+			s, _ := now.resolved.Service(name)
+			add(s, nil)
+		}
+	}
+	if f.can.Lingers != nil {
+		if why := f.can.Lingers(asked); why != "" {
+			all = append(all, Sending{Endpoint: asked, Reason: why})
+		}
+	}
+	return all
+}
+
+// sending returns why a service port sends to an endpoint; nothing if it does not.
+func sending(s *desired.Service, addr netip.AddrPort, failed *port) []Sending {
+	is := Sending{Endpoint: addr, Service: s.Name, Frontends: s.Sends(addr)}
+	if len(is.Frontends) == 0 {
+		if s.Protocol != desired.UDP || !s.Serving.Has(addr) {
+			return nil
+		}
+		is.FlowsOnly = true
+	}
+	if failed != nil {
+		is.Reason = "not programmed, the kernel has an older version: " + failed.failed.Err.Error()
+	}
+	return []Sending{is}
+}
