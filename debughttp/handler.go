@@ -3,6 +3,7 @@ package debughttp
 import (
 	"context"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"path"
 	"strings"
@@ -28,6 +29,7 @@ type Source interface {
 	Verify(ctx context.Context) (map[v1.IPFamily]proxier.Verification, error)
 	Counts(ctx context.Context, family v1.IPFamily) (connection.Counts, error)
 	Rules(ctx context.Context, name types.NamespacedName) (map[v1.IPFamily]string, error)
+	Sends(endpoints ...netip.AddrPort) []proxier.Sending
 }
 
 var _ Source = (*proxier.Proxier)(nil)

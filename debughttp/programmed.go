@@ -34,14 +34,20 @@ func (h *handler) programmedUpTo(_ *http.Request, q query) (any, error) {
 		Service:  types.NamespacedName{Namespace: texts["namespace"], Name: texts["name"]},
 		Versions: changetracker.Versions{Services: texts["services"], EndpointSlices: texts["endpointslices"]},
 	}
-	status := h.source.Status()
-	a := programmedAnswer{Report: programmed.NewReport(status.Node.Name, status, time.Now())}
-	if change.Versions == (changetracker.Versions{}) {
+	for _, text := range q.values["endpoint"] {
+		endpoint, err := programmed.ParseEndpoint(text)
+		if err != nil {
+			return nil, &parameterError{"endpoint", "want ADDRESS or ADDRESS:PORT"}
+		}
+		change.Left = append(change.Left, endpoint)
+	}
+	a := programmedAnswer{Report: programmed.NewReport(h.source.Status().Node.Name, h.source, time.Now(), change.Left...)}
+	if change.Versions == (changetracker.Versions{}) && len(change.Left) == 0 {
 		a.Limit(defaultLimit, errorBytes)
 		return a, nil
 	}
 	if err := change.Validate(); err != nil {
-		return nil, &parameterError{"services or endpointslices", err.Error()}
+		return nil, &parameterError{"services, endpointslices or endpoint", err.Error()}
 	}
 	missing := a.Report.Missing(change)
 	if a.Programmed = missing == nil; !a.Programmed {

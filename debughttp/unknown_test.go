@@ -33,6 +33,8 @@ func (unknownValues) Rules(context.Context, types.NamespacedName) (map[v1.IPFami
 	return nil, nil
 }
 
+func (unknownValues) Sends(...netip.AddrPort) []proxier.Sending { return nil }
+
 func (u unknownValues) frontend() desired.Frontend {
 	return desired.Frontend{
 		Kind: desired.Kind(u), Scope: desired.Scope(u), Action: desired.Action(u), Masquerade: desired.Masquerade(u),

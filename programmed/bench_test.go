@@ -40,7 +40,7 @@ func BenchmarkHandler(b *testing.B) {
 				s := p.Status().Families[v1.IPv4Protocol]
 				return s.Synced && len(s.Failed) == failing && s.ServicePorts > 0
 			})
-			handler := programmed.Handler("node-1", p.Status)
+			handler := programmed.Handler("node-1", p)
 			request := httptest.NewRequest(http.MethodGet, "/programmed?service=shop/s1", http.NoBody)
 			b.ReportAllocs()
 			for b.Loop() {

@@ -6,7 +6,7 @@
 // "sleep 15" (kubernetes/kubernetes#43576, KEP-3960). A proxy knows the resourceVersions that
 // it has received, and what is in its kernel:
 //
-//	http.Handle("/programmed", programmed.Handler(node, proxy.Status)) // on each node
+//	http.Handle("/programmed", programmed.Handler(node, proxy)) // on each node
 //
 //	err := programmed.Wait(ctx, programmed.Waiting{Nodes: nodes, Ask: programmed.Client(http.DefaultClient, address)}, programmed.Change{
 //		Service:  service,

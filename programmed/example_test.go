@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -23,7 +24,7 @@ func Example() {
 	for node, version := range map[string]string{"node-1": "20", "node-2": "16"} {
 		p := statusOf(changetracker.Versions{EndpointSlices: version})
 		mux := http.NewServeMux()
-		mux.Handle("/programmed", programmed.Handler(node, p.Status)) // on each node
+		mux.Handle("/programmed", programmed.Handler(node, p)) // on each node
 		servers[node] = httptest.NewServer(mux)
 		defer servers[node].Close()
 	}
@@ -46,6 +47,8 @@ func Example() {
 type provider struct{ status proxier.Status }
 
 func (p provider) Status() proxier.Status { return p.status }
+
+func (p provider) Sends(...netip.AddrPort) []proxier.Sending { return nil }
 
 func statusOf(v changetracker.Versions) provider {
 	return provider{proxier.Status{Families: map[v1.IPFamily]proxier.FamilyStatus{v1.IPv4Protocol: {Synced: true, Versions: v}}}}

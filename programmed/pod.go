@@ -3,7 +3,9 @@ package programmed
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -11,6 +13,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/utils/ptr"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 )
@@ -22,26 +25,29 @@ type Pod struct {
 	IPs []string
 }
 
-// endpoint returns the pod's endpoint in a slice, or nil.
-func (p *Pod) endpoint(s *discovery.EndpointSlice) *discovery.Endpoint {
-	i := slices.IndexFunc(s.Endpoints, p.is)
-	if i < 0 {
-		return nil
+// endpoints yields the pod's endpoints in a slice.
+func (p *Pod) endpoints(s *discovery.EndpointSlice) iter.Seq[*discovery.Endpoint] {
+	return func(yield func(*discovery.Endpoint) bool) {
+		for i := range s.Endpoints {
+			if e := &s.Endpoints[i]; p.is(e) && !yield(e) {
+				return
+			}
+		}
 	}
-	return &s.Endpoints[i]
 }
 
-// is reports whether an endpoint is the pod.
-func (p *Pod) is(e discovery.Endpoint) bool {
-	if e.TargetRef != nil {
-		return e.TargetRef.Kind == "Pod" && e.TargetRef.Name == p.Name
+// is reports whether an endpoint is the pod. Pods of the node's network share its address, so that the
+// name of a pod says more.
+func (p *Pod) is(e *discovery.Endpoint) bool {
+	if e.TargetRef != nil && e.TargetRef.Kind == "Pod" {
+		return e.TargetRef.Name == p.Name
 	}
 	return slices.ContainsFunc(e.Addresses, func(a string) bool { return slices.Contains(p.IPs, a) })
 }
 
-// Departure follows the EndpointSlices of a pod that ends: it says when they do not give the pod
-// any more connections, and which Changes the nodes must have then. Give it all EndpointSlices of
-// the pod's namespace. It is for one goroutine.
+// Departure follows the EndpointSlices of a pod that ends: it says when they do not have the pod as
+// ready any more, and which Changes the nodes must have then. Whether a node sends to a pod that is not
+// ready, the node says. Give it all EndpointSlices of the pod's namespace. It is for one goroutine.
 type Departure struct {
 	pod    Pod
 	slices map[string]*discovery.EndpointSlice
@@ -50,8 +56,11 @@ type Departure struct {
 	newest string
 }
 
-// membership is a slice that has or had the pod.
-type membership struct{ service, version string }
+// membership is a slice that has or had the pod, at these endpoints.
+type membership struct {
+	service, version string
+	at               map[netip.AddrPort]bool
+}
 
 // NewDeparture returns the Departure of a pod.
 func NewDeparture(pod Pod) *Departure {
@@ -66,8 +75,17 @@ func (d *Departure) Set(s *discovery.EndpointSlice) {
 	}
 	d.slices[s.Name] = s
 	d.newest = newer(d.newest, s.ResourceVersion)
-	if _, had := d.had[s.Name]; had || d.pod.endpoint(s) != nil {
-		d.had[s.Name] = membership{service, s.ResourceVersion}
+	m, had := d.had[s.Name]
+	if !had {
+		m.at = map[netip.AddrPort]bool{}
+	}
+	m.service, m.version = service, s.ResourceVersion
+	for e := range d.pod.endpoints(s) {
+		had = true
+		addAddrs(m.at, e, s.Ports)
+	}
+	if had {
+		d.had[s.Name] = m
 	}
 }
 
@@ -103,15 +121,32 @@ func newer(a, b string) string {
 	return a
 }
 
+// addAddrs adds the addresses and ports of an endpoint.
+func addAddrs(to map[netip.AddrPort]bool, e *discovery.Endpoint, ports []discovery.EndpointPort) {
+	for _, text := range e.Addresses {
+		addr, err := netip.ParseAddr(text)
+		if err != nil {
+			continue // no proxy uses it
+		}
+		for _, p := range ports {
+			to[netip.AddrPortFrom(addr.Unmap(), uint16(ptr.Deref(p.Port, 0)))] = true
+		}
+	}
+}
+
 // Changes returns what the nodes must have, so that none sends to the pod any more: one Change for
 // each of its Services. The error says why the pod still gets connections. If no slice has the
-// pod, it may have left just before: then the Change is that of the newest slice.
+// pod, it may have left just before: then the Change is that of the newest slice, and of the pod's addresses.
 func (d *Departure) Changes() ([]Change, error) {
-	versions, stays := map[string]string{}, map[string]bool{}
+	versions, left, stays := map[string]string{}, map[string]map[netip.AddrPort]bool{}, map[string]bool{}
 	for name, m := range d.had {
 		versions[m.service] = newer(versions[m.service], m.version)
+		if left[m.service] == nil {
+			left[m.service] = map[netip.AddrPort]bool{}
+		}
+		maps.Copy(left[m.service], m.at)
 		if s := d.slices[name]; s != nil {
-			if why := d.sends(s); why != "" {
+			if why := d.pod.stays(s); why != "" {
 				stays[fmt.Sprintf("EndpointSlice %s of Service %s %s", name, m.service, why)] = true
 			}
 		}
@@ -119,44 +154,66 @@ func (d *Departure) Changes() ([]Change, error) {
 	if len(stays) > 0 {
 		return nil, errors.New(strings.Join(slices.Sorted(maps.Keys(stays)), "; "))
 	}
-	if len(versions) == 0 && d.newest != "" {
-		return []Change{{Versions: changetracker.Versions{EndpointSlices: d.newest}}}, nil
+	if len(versions) == 0 {
+		c := Change{Versions: changetracker.Versions{EndpointSlices: d.newest}, Left: d.ownAddrs()}
+		if c.Validate() != nil {
+			return nil, nil
+		}
+		return []Change{c}, nil
 	}
 	changes := make([]Change, 0, len(versions))
 	for _, service := range slices.Sorted(maps.Keys(versions)) {
 		changes = append(changes, Change{
-			Service: types.NamespacedName{Namespace: d.pod.Namespace, Name: service}, Versions: changetracker.Versions{EndpointSlices: versions[service]},
+			Service:  types.NamespacedName{Namespace: d.pod.Namespace, Name: service},
+			Versions: changetracker.Versions{EndpointSlices: versions[service]}, Left: bounded(left[service]),
 		})
 	}
 	return changes, nil
 }
 
-// sends returns why a node that has a slice sends connections to the pod; it is empty if it does
-// not. Without any ready endpoint, nodes send to endpoints that serve until they end.
-func (d *Departure) sends(s *discovery.EndpointSlice) string {
-	e := d.pod.endpoint(s)
-	switch {
-	case e == nil:
-		return ""
-	case !isFalse(e.Conditions.Ready) && isTrue(e.Conditions.Terminating):
-		return "has the pod as ready although it ends: does the Service have publishNotReadyAddresses?"
-	case !isFalse(e.Conditions.Ready):
-		return "still has the pod as ready"
-	case isTrue(e.Conditions.Terminating) && !isFalse(e.Conditions.Serving) && !d.othersReady(s):
-		return "has no ready endpoint, so that nodes still send to those that end"
+// bounded returns endpoints in order: if they are too many to ask for, without ports.
+func bounded(endpoints map[netip.AddrPort]bool) []netip.AddrPort {
+	all := slices.SortedFunc(maps.Keys(endpoints), netip.AddrPort.Compare)
+	if len(all) <= mostAsked {
+		return all
 	}
-	return ""
+	for i := range all {
+		all[i] = netip.AddrPortFrom(all[i].Addr(), 0)
+	}
+	return slices.Compact(all)
 }
 
-// othersReady reports whether a Service has a ready endpoint of the family of a slice.
-func (d *Departure) othersReady(like *discovery.EndpointSlice) bool {
+// ownAddrs are the addresses of the pod that no other endpoint has: pods of the node's network share them.
+func (d *Departure) ownAddrs() (all []netip.AddrPort) {
+	others := map[string]bool{}
 	for _, s := range d.slices {
-		if s.AddressType == like.AddressType && s.Labels[discovery.LabelServiceName] == like.Labels[discovery.LabelServiceName] &&
-			slices.ContainsFunc(s.Endpoints, func(e discovery.Endpoint) bool { return !isFalse(e.Conditions.Ready) }) {
-			return true
+		for _, e := range s.Endpoints {
+			for _, text := range e.Addresses {
+				others[text] = true
+			}
 		}
 	}
-	return false
+	for _, text := range d.pod.IPs {
+		if addr, err := netip.ParseAddr(text); err == nil && !others[text] {
+			all = append(all, netip.AddrPortFrom(addr.Unmap(), 0))
+		}
+	}
+	return all
+}
+
+// stays returns why nodes that have a slice send to the pod as long as they follow it; empty if the pod is not ready
+// there.
+func (p *Pod) stays(s *discovery.EndpointSlice) string {
+	for e := range p.endpoints(s) {
+		switch {
+		case isFalse(e.Conditions.Ready):
+		case isTrue(e.Conditions.Terminating):
+			return "has the pod as ready although it ends: does the Service have publishNotReadyAddresses?"
+		default:
+			return "still has the pod as ready"
+		}
+	}
+	return ""
 }
 
 // A condition that is not set means what each caller says.

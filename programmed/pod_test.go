@@ -28,7 +28,7 @@ func endingPod(name string) discovery.Endpoint {
 func sliceOf(service, name, version string, endpoints ...discovery.Endpoint) *discovery.EndpointSlice {
 	return &discovery.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: name, ResourceVersion: version, Labels: map[string]string{discovery.LabelServiceName: service}},
-		AddressType: discovery.AddressTypeIPv4, Endpoints: endpoints,
+		AddressType: discovery.AddressTypeIPv4, Endpoints: endpoints, Ports: []discovery.EndpointPort{{Port: new(int32(8080))}},
 	}
 }
 
@@ -44,36 +44,44 @@ func TestDeparture(t *testing.T) {
 	}
 	headless := sliceOf("web", "h", "99", readyPod("a"))
 	headless.Labels[v1.IsHeadlessService] = ""
-	published, stopped, unnamed, ipv6 := endingPod("a"), endingPod("a"), readyPod("a"), sliceOf("web", "6", "6", readyPod("b"))
+	published, stopped, unnamed, otherKind := endingPod("a"), endingPod("a"), readyPod("a"), readyPod("x")
 	published.Conditions.Ready, stopped.Conditions.Serving = &yes, &no
-	unnamed.TargetRef, unnamed.Addresses, ipv6.AddressType = nil, []string{"10.244.0.9"}, discovery.AddressTypeIPv6
+	unnamed.TargetRef, unnamed.Addresses = nil, []string{"10.244.0.9"}
+	otherKind.TargetRef.Kind, otherKind.Addresses = "VirtualMachine", unnamed.Addresses
+	neighbour := readyPod("b")
+	neighbour.Addresses = unnamed.Addresses
+	many := sliceOf("web", "s", "7", endingPod("a"))
+	for i := range int32(40) {
+		many.Ports = append(many.Ports, discovery.EndpointPort{Port: new(i + 1)})
+	}
 	for name, test := range map[string]struct {
 		steps []steps
-		want  string // service@version of each Change, or a part of the error
+		want  string // service@version of each Change and what has left, or a part of the error
 	}{
-		"no slices":                    {want: ""},
+		"no slices":                    {want: "@ 10.244.0.9:0"},
+		"its kind is another one":      {[]steps{set(sliceOf("web", "s", "5", otherKind))}, "still has the pod as ready"},
+		"it is there twice":            {[]steps{set(sliceOf("web", "s", "5", endingPod("a"), readyPod("a")))}, "still has the pod as ready"},
+		"it has many ports":            {[]steps{set(many)}, "web@7 10.244.0.1:0"},
+		"another pod has its address":  {[]steps{set(sliceOf("web", "s", "7", neighbour))}, "@7"},
 		"it is ready":                  {[]steps{set(sliceOf("web", "s", "5", readyPod("a"), readyPod("b")))}, "EndpointSlice s of Service web still has the pod as ready"},
 		"its address is ready":         {[]steps{set(sliceOf("web", "s", "5", unnamed))}, "still has the pod as ready"},
 		"its conditions are not known": {[]steps{set(sliceOf("web", "s", "5", discovery.Endpoint{Addresses: unnamed.Addresses}))}, "still has the pod as ready"},
-		"it ends":                      {[]steps{set(sliceOf("web", "s", "5", readyPod("a"))), set(sliceOf("web", "s", "7", endingPod("a"), readyPod("b")))}, "web@7"},
-		"it ended before":              {[]steps{set(sliceOf("web", "s", "7", endingPod("a"), readyPod("b")))}, "web@7"},
-		"it ends, all others too":      {[]steps{set(sliceOf("web", "s", "7", endingPod("a"), endingPod("b")))}, "nodes still send to those that end"},
-		"others only in IPv6":          {[]steps{set(sliceOf("web", "s", "7", endingPod("a")), ipv6)}, "nodes still send to those that end"},
-		"others in another slice":      {[]steps{set(sliceOf("web", "s", "7", endingPod("a")), sliceOf("web", "t", "8", readyPod("b")))}, "web@7"},
-		"others of another Service":    {[]steps{set(sliceOf("web", "s", "7", endingPod("a")), sliceOf("api", "t", "8", readyPod("b")))}, "nodes still send to those that end"},
-		"it serves no more":            {[]steps{set(sliceOf("web", "s", "7", stopped))}, "web@7"},
+		"it ends":                      {[]steps{set(sliceOf("web", "s", "5", readyPod("a"))), set(sliceOf("web", "s", "7", endingPod("a"), readyPod("b")))}, "web@7 10.244.0.1:8080"},
+		"it ended before":              {[]steps{set(sliceOf("web", "s", "7", endingPod("a"), readyPod("b")))}, "web@7 10.244.0.1:8080"},
+		"it ends, all others too":      {[]steps{set(sliceOf("web", "s", "7", endingPod("a"), endingPod("b")))}, "web@7 10.244.0.1:8080"},
+		"it serves no more":            {[]steps{set(sliceOf("web", "s", "7", stopped))}, "web@7 10.244.0.1:8080"},
 		"it is published":              {[]steps{set(sliceOf("web", "s", "7", published, readyPod("b")))}, "publishNotReadyAddresses"},
-		"it is removed":                {[]steps{set(sliceOf("web", "s", "5", readyPod("a"))), set(sliceOf("web", "s", "9"))}, "web@9"},
-		"its slice is deleted":         {[]steps{set(sliceOf("web", "s", "5", readyPod("a"))), func(d *programmed.Departure) { d.Delete("s", "10") }}, "web@10"},
+		"it is removed":                {[]steps{set(sliceOf("web", "s", "5", readyPod("a"))), set(sliceOf("web", "s", "9"))}, "web@9 10.244.0.1:8080"},
+		"its slice is deleted":         {[]steps{set(sliceOf("web", "s", "5", readyPod("a"))), func(d *programmed.Departure) { d.Delete("s", "10") }}, "web@10 10.244.0.1:8080"},
 		"its slice is not listed": {[]steps{set(sliceOf("web", "s", "5", readyPod("a"))), func(d *programmed.Departure) {
 			d.Replace([]*discovery.EndpointSlice{sliceOf("api", "t", "8", readyPod("b"))}, "11")
-		}}, "web@11"},
+		}}, "web@11 10.244.0.1:8080"},
 		"two Services": {[]steps{set(sliceOf("web", "s", "5", endingPod("a"), readyPod("b")), sliceOf("api", "t", "6", readyPod("a")))}, "EndpointSlice t of Service api still has the pod as ready"},
 		"two Services, both without it": {[]steps{set(
 			sliceOf("web", "s", "5", endingPod("a"), readyPod("b")), sliceOf("web", "s2", "10", endingPod("a")), sliceOf("api", "t", "6", stopped),
-		)}, "api@6 web@10"},
-		"headless, and no Service's": {[]steps{set(headless, sliceOf("", "x", "98", readyPod("a")))}, ""},
-		"no slice has it":            {[]steps{set(sliceOf("web", "s", "7", readyPod("b")), sliceOf("web", "t", "12", readyPod("b")))}, "@12"},
+		)}, "api@6 10.244.0.1:8080 web@10 10.244.0.1:8080"},
+		"headless, and no Service's": {[]steps{set(headless, sliceOf("", "x", "98", readyPod("a")))}, "@ 10.244.0.9:0"},
+		"no slice has it":            {[]steps{set(sliceOf("web", "s", "7", readyPod("b")), sliceOf("web", "t", "12", readyPod("b")))}, "@12 10.244.0.9:0"},
 	} {
 		d := programmed.NewDeparture(programmed.Pod{Namespace: "shop", Name: "a", IPs: []string{"10.244.0.9"}})
 		for _, step := range test.steps {
@@ -82,7 +90,11 @@ func TestDeparture(t *testing.T) {
 		changes, err := d.Changes()
 		var got []string
 		for _, c := range changes {
-			got = append(got, c.Service.Name+"@"+c.Versions.EndpointSlices)
+			text := c.Service.Name + "@" + c.Versions.EndpointSlices
+			for _, left := range c.Left {
+				text += " " + left.String()
+			}
+			got = append(got, text)
 		}
 		text := strings.Join(got, " ")
 		if err != nil {

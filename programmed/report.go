@@ -2,10 +2,9 @@ package programmed
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -25,6 +24,15 @@ type Report struct {
 	// Time is the node's clock when it answered.
 	Time     time.Time              `json:"time"`
 	Families map[v1.IPFamily]Family `json:"families"`
+	// Asked are the endpoints that were asked for: each Family says all that sends to them. A port of 0
+	// stands for all.
+	Asked []netip.AddrPort `json:"asked,omitempty"`
+}
+
+// Source is a proxy that can be asked; a *proxier.Proxier is one.
+type Source interface {
+	Status() proxier.Status
+	Sends(endpoints ...netip.AddrPort) []proxier.Sending
 }
 
 // Family is the part of one IP family.
@@ -39,6 +47,41 @@ type Family struct {
 	Failed []Failure `json:"failed,omitempty"`
 	// Unlisted is how many failures are not in Failed.
 	Unlisted int `json:"unlisted,omitempty"`
+	// Sends says why the node may send new connections to endpoints: to those in Asked, and to all that
+	// the EndpointSlices do not have as ready, because there is no better one. It is nil if the node
+	// cannot say it.
+	Sends []Send `json:"sends"`
+	// UnlistedSends is how many are not in Sends.
+	UnlistedSends int `json:"unlistedSends,omitempty"`
+}
+
+// Send is a proxier.Sending.
+type Send struct {
+	Endpoint  netip.AddrPort `json:"endpoint"`
+	Namespace string         `json:"namespace,omitempty"`
+	Service   string         `json:"service,omitempty"`
+	Port      string         `json:"port,omitempty"`
+	Protocol  v1.Protocol    `json:"protocol,omitempty"`
+	// Frontends are those whose new connections may get it, such as "10.96.0.1:80/TCP".
+	Frontends []string `json:"frontends,omitempty"`
+	// FlowsOnly says that only existing flows of UDP may go on.
+	FlowsOnly bool   `json:"flowsOnly,omitempty"`
+	Reason    string `json:"reason,omitempty"`
+}
+
+// String says it in a sentence.
+func (s *Send) String() string {
+	var by []string
+	if s.Service != "" {
+		by = append(by, fmt.Sprintf("port %q (%s) of Service %s/%s", s.Port, s.Protocol, s.Namespace, s.Service))
+	}
+	if len(s.Frontends) > 0 {
+		by = append(by, "at "+strings.Join(s.Frontends, ", "))
+	}
+	if s.Reason != "" {
+		by = append(by, "("+s.Reason+")")
+	}
+	return fmt.Sprintf("it still sends to %v: %s", s.Endpoint, strings.Join(by, " "))
 }
 
 // Failure is a service port that is not programmed as it should be.
@@ -51,9 +94,18 @@ type Failure struct {
 	Error     string      `json:"error"`
 }
 
-// NewReport returns the Report of a node with the Status of its Provider.
-func NewReport(node string, status proxier.Status, now time.Time) Report {
-	r := Report{Node: node, Time: now, Families: make(map[v1.IPFamily]Family, len(status.Families))}
+// NewReport returns the Report of a node, with all that sends to some endpoints.
+func NewReport(node string, from Source, now time.Time, asked ...netip.AddrPort) Report {
+	status := from.Status() // first: what it says is in what follows
+	r := Report{Node: node, Time: now, Families: make(map[v1.IPFamily]Family, len(status.Families)), Asked: asked}
+	sends := map[v1.IPFamily][]Send{}
+	for _, s := range from.Sends(asked...) {
+		family := v1.IPv4Protocol
+		if s.Endpoint.Addr().Is6() {
+			family = v1.IPv6Protocol
+		}
+		sends[family] = append(sends[family], sendOf(&s))
+	}
 	for name, s := range status.Families {
 		f := Family{Services: s.Versions.Services, EndpointSlices: s.Versions.EndpointSlices}
 		if s.Versions == (changetracker.Versions{}) {
@@ -67,9 +119,35 @@ func NewReport(node string, status proxier.Status, now time.Time) Report {
 				Since: e.Since, Error: e.Err.Error(),
 			})
 		}
+		f.Sends = firstOfEach(sends[name], asked)
 		r.Families[name] = f
 	}
 	return r
+}
+
+// firstOfEach puts one Send of each asked endpoint before all others, so that a limit leaves it.
+func firstOfEach(all []Send, asked []netip.AddrPort) []Send {
+	first, rest, has := []Send{}, []Send(nil), map[netip.AddrPort]bool{}
+	for _, s := range all {
+		i := slices.IndexFunc(asked, func(asked netip.AddrPort) bool { return !s.FlowsOnly && !has[asked] && covers(asked, s.Endpoint) })
+		if i < 0 {
+			rest = append(rest, s)
+			continue
+		}
+		has[asked[i]], first = true, append(first, s)
+	}
+	return append(first, rest...)
+}
+
+func sendOf(s *proxier.Sending) Send {
+	is := Send{
+		Endpoint: s.Endpoint, Namespace: s.Service.Namespace, Service: s.Service.Name, Port: s.Service.Port, Protocol: s.Service.Protocol,
+		FlowsOnly: s.FlowsOnly, Reason: s.Reason,
+	}
+	for _, key := range s.Frontends {
+		is.Frontends = append(is.Frontends, key.String())
+	}
+	return is
 }
 
 // unknown returns why a family has no Versions.
@@ -87,34 +165,20 @@ func unknown(s *proxier.FamilyStatus) string {
 	return "no resourceVersion is known: the source of Services and EndpointSlices does not call OnVersion, as informer.Run does"
 }
 
-// Handler answers with the Report of a node. With the query "service=NAMESPACE/NAME", Failed
-// lists only the service ports of that Service. status is that of a Provider.
-func Handler(node string, status func() proxier.Status) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		report := NewReport(node, status(), time.Now())
-		if service := r.URL.Query().Get("service"); service != "" {
-			report.keep(service)
+// Limit drops failures and Sends until each family has at most so many of both, and shortens their
+// texts. A Change that a dropped one may be about is missing then.
+func (r *Report) Limit(most, length int) {
+	for name, f := range r.Families {
+		if n := len(f.Failed); n > most {
+			f.Failed, f.Unlisted = slices.Clip(f.Failed[:most]), f.Unlisted+n-most
 		}
-		w.Header().Set("Content-Type", "application/json")
-		w.Header().Set("X-Content-Type-Options", "nosniff")
-		_ = json.NewEncoder(w).Encode(report) // the client may have disconnected
-	})
-}
-
-// keep drops the failures of all other Services.
-func (r *Report) keep(service string) {
-	for name, f := range r.Families {
-		f.Failed = slices.DeleteFunc(f.Failed, func(e Failure) bool { return e.Namespace+"/"+e.Service != service })
-		r.Families[name] = f
-	}
-}
-
-// Limit drops failures until each family has at most so many, and shortens their errors. A Service
-// of which a dropped failure may be has no Change any more.
-func (r *Report) Limit(failures, length int) {
-	for name, f := range r.Families {
-		if n := len(f.Failed); n > failures {
-			f.Failed, f.Unlisted = slices.Clip(f.Failed[:failures]), f.Unlisted+n-failures
+		if n := len(f.Sends); n > most {
+			f.Sends, f.UnlistedSends = slices.Clip(f.Sends[:most]), f.UnlistedSends+n-most
+		}
+		for i := range f.Sends {
+			s := &f.Sends[i]
+			s.Reason = shortened(s.Reason, length)
+			s.Frontends = s.Frontends[:min(len(s.Frontends), mostFrontends)]
 		}
 		for i := range f.Failed {
 			f.Failed[i].Error = shortened(f.Failed[i].Error, length)
@@ -123,6 +187,9 @@ func (r *Report) Limit(failures, length int) {
 		r.Families[name] = f
 	}
 }
+
+// mostFrontends bounds those of a Send in a Report with limits.
+const mostFrontends = 4
 
 // shortened returns the first bytes of a text, without a part of a character.
 func shortened(text string, length int) string {
@@ -141,12 +208,18 @@ type Change struct {
 	// Versions are the resourceVersions of the objects that changed; an empty one does not
 	// matter. A deletion has one too: that of the object in the watch event.
 	Versions changetracker.Versions
+	// Left are endpoints that must not get new connections any more, whatever the EndpointSlices say;
+	// a port of 0 stands for all. They may be all that is to be waited for.
+	Left []netip.AddrPort
 }
 
-// Validate returns an error if there is no version, or one that cannot be compared.
+// Validate returns an error if there is nothing to wait for, or a version that cannot be compared.
 func (c *Change) Validate() error {
-	if c.Versions == (changetracker.Versions{}) {
-		return errors.New("no version to wait for: set Change.Versions")
+	if c.Versions == (changetracker.Versions{}) && len(c.Left) == 0 {
+		return errors.New("nothing to wait for: set Change.Versions or Change.Left")
+	}
+	if n := len(c.Left); n > mostAsked {
+		return fmt.Errorf("Change.Left has %d endpoints, want at most %d: a port of 0 stands for all of an address", n, mostAsked)
 	}
 	return noOrder(c.Versions)
 }
@@ -169,7 +242,11 @@ func (r *Report) Missing(c Change) error {
 	}
 	var missing []string
 	for name, f := range r.Families {
-		if why := f.missing(&c); why != "" {
+		why := f.missing(&c)
+		if why == "" {
+			why = f.stillSends(name, &c, r.Asked)
+		}
+		if why != "" {
 			missing = append(missing, string(name)+": "+why)
 		}
 	}
@@ -199,6 +276,9 @@ func (f *Family) missing(c *Change) string {
 			return fmt.Sprintf("%s are those of version %s, want %s", v.kind, v.has, v.want)
 		}
 	}
+	if len(c.Left) > 0 {
+		return "" // Sends knows what those that fail have
+	}
 	for i := range f.Failed {
 		if e := &f.Failed[i]; e.Namespace == c.Service.Namespace && e.Service == c.Service.Name {
 			return fmt.Sprintf("port %q (%s) fails since %s: %s", e.Port, e.Protocol, e.Since.Format(time.RFC3339), e.Error)
@@ -208,4 +288,30 @@ func (f *Family) missing(c *Change) string {
 		return fmt.Sprintf("%d service ports fail that the report does not list: this may be one of them", f.Unlisted)
 	}
 	return ""
+}
+
+// stillSends returns why new connections may go to an endpoint that has left.
+func (f *Family) stillSends(family v1.IPFamily, c *Change, asked []netip.AddrPort) string {
+	for _, left := range c.Left {
+		if (family == v1.IPv6Protocol) != left.Addr().Is6() {
+			continue
+		}
+		if f.Sends == nil {
+			return "it does not say to which endpoints it sends: its proxy is older, or another one"
+		}
+		for i := range f.Sends {
+			if s := &f.Sends[i]; !s.FlowsOnly && covers(left, s.Endpoint) {
+				return s.String()
+			}
+		}
+		if f.UnlistedSends > 0 && !slices.Contains(asked, left) {
+			return fmt.Sprintf("it sends to %d endpoints that are not ready and not in the report: %v may be one of them", f.UnlistedSends, left)
+		}
+	}
+	return ""
+}
+
+// covers reports whether an endpoint is one of those that left stands for.
+func covers(left, endpoint netip.AddrPort) bool {
+	return left.Addr() == endpoint.Addr() && (left.Port() == 0 || endpoint.Port() == 0 || left.Port() == endpoint.Port())
 }

@@ -102,7 +102,7 @@ func TestMissing(t *testing.T) {
 			if test.edit != nil {
 				test.edit(&s)
 			}
-			report := programmed.NewReport("n", proxier.Status{Families: map[v1.IPFamily]proxier.FamilyStatus{v1.IPv4Protocol: s}}, began)
+			report := programmed.NewReport("n", provider{proxier.Status{Families: map[v1.IPFamily]proxier.FamilyStatus{v1.IPv4Protocol: s}}}, began)
 			err := report.Missing(programmed.Change{Service: web, Versions: test.want})
 			if test.err == "" && err != nil || test.err != "" && (err == nil || !strings.Contains(err.Error(), test.err)) {
 				t.Errorf("Missing = %v, want %q", err, test.err)
@@ -117,9 +117,7 @@ func TestMissing(t *testing.T) {
 // The JSON of a node says itself why its versions are off.
 func TestTheReportSaysWhyVersionsAreOff(t *testing.T) {
 	s := proxier.FamilyStatus{Synced: true, LastSuccess: began, Versions: changetracker.Versions{Services: "x", EndpointSlices: "100"}}
-	server := httptest.NewServer(programmed.Handler("n", func() proxier.Status {
-		return proxier.Status{Families: map[v1.IPFamily]proxier.FamilyStatus{v1.IPv4Protocol: s}}
-	}))
+	server := httptest.NewServer(programmed.Handler("n", provider{proxier.Status{Families: map[v1.IPFamily]proxier.FamilyStatus{v1.IPv4Protocol: s}}}))
 	t.Cleanup(server.Close)
 	answer, err := server.Client().Get(server.URL)
 	if err != nil {
@@ -132,7 +130,7 @@ func TestTheReportSaysWhyVersionsAreOff(t *testing.T) {
 	}
 	families, _ := report["families"].(map[string]any)
 	family, _ := families["IPv4"].(map[string]any)
-	if why, _ := family["error"].(string); !strings.Contains(why, "cannot be compared") || len(family) != 1 {
+	if why, _ := family["error"].(string); !strings.Contains(why, "cannot be compared") || len(family) != 2 || len(family["sends"].([]any)) != 0 {
 		t.Errorf("the answer has %v, want only why there is no version", family)
 	}
 }
@@ -146,15 +144,16 @@ func TestANodeIsAsked(t *testing.T) {
 		t.Fatal(err)
 	}
 	proxiertest.Run(t, p)
-	server := httptest.NewServer(programmed.Handler("node-1", p.Status))
+	server := httptest.NewServer(programmed.Handler("node-1", p))
 	t.Cleanup(server.Close)
 	ask := programmed.Client(server.Client(), func(string) string { return server.URL })
 	missing := func(version string) string {
-		report, err := ask(t.Context(), "node-1", web)
+		change := programmed.Change{Service: web, Versions: changetracker.Versions{Services: version}}
+		report, err := ask(t.Context(), "node-1", change)
 		if err != nil || report.Node != "node-1" {
 			t.Fatalf("report %+v, %v, want one of node-1", report, err)
 		}
-		if err := report.Missing(programmed.Change{Service: web, Versions: changetracker.Versions{Services: version}}); err != nil {
+		if err := report.Missing(change); err != nil {
 			return err.Error()
 		}
 		return ""

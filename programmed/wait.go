@@ -14,8 +14,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // Waiting says whom Wait asks, and how.
@@ -24,9 +22,9 @@ type Waiting struct {
 	// each round, so that it does not wait for a node that is gone. Which nodes count is the
 	// caller's policy: a node that is not ready may still send connections.
 	Nodes func(ctx context.Context) ([]string, error)
-	// Ask returns the Report of a node, with the failures of at least this Service: see Client.
-	// Several calls run at once.
-	Ask func(ctx context.Context, node string, service types.NamespacedName) (Report, error)
+	// Ask returns the Report of a node, with at least what Report.Missing needs for this Change: see
+	// Client. Several calls run at once.
+	Ask func(ctx context.Context, node string, c Change) (Report, error)
 	// Interval is the pause between two rounds; 0 means 100ms. AtOnce is how many nodes are asked at once; 0
 	// means 50. Timeout is how long a node may take to answer; 0 means 5s.
 	Interval, Timeout time.Duration
@@ -135,7 +133,7 @@ func (w *Waiting) round(ctx context.Context, c Change, nodes []string) (behind m
 func (w *Waiting) ask(ctx context.Context, c Change, node string) error {
 	ctx, stop := context.WithTimeout(ctx, w.Timeout)
 	defer stop()
-	report, err := w.Ask(ctx, node, c.Service)
+	report, err := w.Ask(ctx, node, c)
 	if err != nil {
 		return err
 	}
@@ -147,9 +145,16 @@ const maxAnswer = 1 << 20
 
 // Client returns a function for Waiting.Ask that asks the Handler of each node. address returns
 // its URL, such as "http://192.0.2.1:10256/programmed".
-func Client(client *http.Client, address func(node string) string) func(context.Context, string, types.NamespacedName) (Report, error) {
-	return func(ctx context.Context, node string, service types.NamespacedName) (r Report, err error) {
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, address(node)+"?service="+url.QueryEscape(service.String()), http.NoBody)
+func Client(client *http.Client, address func(node string) string) func(context.Context, string, Change) (Report, error) {
+	return func(ctx context.Context, node string, c Change) (r Report, err error) {
+		query := url.Values{}
+		if c.Service.Name != "" {
+			query.Set("service", c.Service.String())
+		}
+		for _, left := range c.Left[:min(len(c.Left), mostAsked)] {
+			query.Add("endpoint", formatEndpoint(left))
+		}
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, address(node)+"?"+query.Encode(), http.NoBody)
 		if err != nil {
 			return r, err
 		}

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/programmed"
@@ -38,7 +37,7 @@ func (n *nodes) list(context.Context) (names []string, err error) {
 	return names, nil
 }
 
-func (n *nodes) ask(ctx context.Context, node string, _ types.NamespacedName) (programmed.Report, error) {
+func (n *nodes) ask(ctx context.Context, node string, _ programmed.Change) (programmed.Report, error) {
 	n.mu.Lock()
 	n.asked[node]++
 	n.mu.Unlock()
@@ -111,11 +110,11 @@ func TestWaitAsksFewAtOnce(t *testing.T) {
 		for i := range 5000 {
 			n.after["n"+strconv.Itoa(i)] = 0
 		}
-		ask := func(ctx context.Context, node string, service types.NamespacedName) (programmed.Report, error) {
+		ask := func(ctx context.Context, node string, c programmed.Change) (programmed.Report, error) {
 			count(1)
 			defer count(-1)
 			time.Sleep(10 * time.Millisecond)
-			return n.ask(ctx, node, service)
+			return n.ask(ctx, node, c)
 		}
 		if err := programmed.Wait(t.Context(), programmed.Waiting{Nodes: n.list, Ask: ask, AtOnce: 20}, change); err != nil {
 			t.Error(err)
@@ -140,7 +139,7 @@ func TestWaitWithoutNodes(t *testing.T) {
 
 // A change without a version, or with one that has no order, is an error at once.
 func TestVersionsWithoutOrder(t *testing.T) {
-	for version, want := range map[string]string{"": "no version to wait for", "abc": "cannot be compared", "0": "cannot be compared"} {
+	for version, want := range map[string]string{"": "nothing to wait for", "abc": "cannot be compared", "0": "cannot be compared"} {
 		err := programmed.Wait(t.Context(), programmed.Waiting{}, programmed.Change{Service: web, Versions: changetracker.Versions{EndpointSlices: version}})
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("Wait for version %q = %v, want an error with %q", version, err, want)
@@ -165,7 +164,7 @@ func TestBadAnswers(t *testing.T) {
 				_, _ = w.Write([]byte(test.body))
 			}))
 			defer server.Close()
-			_, err := programmed.Client(server.Client(), func(string) string { return server.URL })(t.Context(), "n", web)
+			_, err := programmed.Client(server.Client(), func(string) string { return server.URL })(t.Context(), "n", change)
 			if err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), server.URL) {
 				t.Errorf("Client = %v, want an error with %q and the URL", err, test.want)
 			}

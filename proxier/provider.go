@@ -62,4 +62,6 @@ type Provider interface {
 	Cleanup(ctx context.Context) error
 	// Status returns what the proxy has programmed, and what is wrong.
 	Status() Status
+	// Sends returns why the node may send new connections to some endpoints: see Proxier.Sends.
+	Sends(endpoints ...netip.AddrPort) []Sending
 }

@@ -21,7 +21,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/internal/apitest"
@@ -302,11 +301,12 @@ func (f *fabric) remove(p *fabricPod) {
 // behind returns why a node does not have the EndpointSlice of a version.
 func (f *fabric) behind(n *fabricNode, version string) error {
 	ask := programmed.Client(n.proxy.client(), func(string) string { return "http://127.0.0.1:10256/programmed" })
-	report, err := ask(f.t.Context(), n.name, types.NamespacedName{Namespace: "shop", Name: "web"})
+	change := programmed.Change{Versions: changetracker.Versions{EndpointSlices: version}}
+	report, err := ask(f.t.Context(), n.name, change)
 	if err != nil {
 		return err
 	}
-	return report.Missing(programmed.Change{Versions: changetracker.Versions{EndpointSlices: version}})
+	return report.Missing(change)
 }
 
 // follow waits until nodes have everything.

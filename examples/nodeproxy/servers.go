@@ -34,7 +34,7 @@ func (o *options) servers(node string, p *testedProxy, m *measured, log *zap.Log
 	health.Handle("/", healthcheck.NewHandler(p.Status, healthcheck.HandlerOptions{
 		Threshold: o.threshold(), Answered: m.ObserveHealth, UnhealthyConditions: o.canary.unhealthy(),
 	}))
-	health.Handle("/programmed", programmed.Handler(node, p.Status))
+	health.Handle("/programmed", programmed.Handler(node, p))
 	var tasks []task
 	serve := func(name, text string, port uint16, handler http.Handler) {
 		if address, _ := bindAddress(text, port); address != "" {

@@ -46,7 +46,7 @@ func (o *options) apiSource(node string, p proxier.Provider, m *measured, log *z
 		event.Go(func() { writeEvent(ctx, client, node, log) })
 		if o.leaseNamespace != "" {
 			event.Go(func() {
-				_ = leases.Publish(ctx, cluster.PublishOptions{Node: node, Status: p.Status, Namespace: o.leaseNamespace, Logger: log})
+				_ = leases.Publish(ctx, cluster.PublishOptions{Node: node, Proxy: p, Namespace: o.leaseNamespace, Logger: log})
 			})
 		}
 		defer event.Wait()

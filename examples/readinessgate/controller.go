@@ -269,13 +269,17 @@ func (c *controller) remove(ctx context.Context, s *discovery.EndpointSlice) err
 	return fmt.Errorf("delete EndpointSlice %s: %w", key(s), err)
 }
 
+func sameChange(a, b programmed.Change) bool {
+	return a.Service == b.Service && a.Versions == b.Versions
+}
+
 // keepWaiting stops the waits that are over or for other changes, and begins those that are new.
 func (c *controller) keepWaiting(ctx context.Context, wanted map[types.UID]*wait) {
 	for uid, w := range c.waits {
 		select {
 		case <-w.ended:
 		default:
-			if want := wanted[uid]; want != nil && slices.Equal(want.changes, w.changes) {
+			if want := wanted[uid]; want != nil && slices.EqualFunc(want.changes, w.changes, sameChange) {
 				continue
 			}
 		}

@@ -102,7 +102,7 @@ func (f *Fleet) add(tb testing.TB, l net.Listener) {
 	var running sync.WaitGroup
 	running.Go(func() { _ = n.proxy.Run(ctx) })
 	running.Go(func() { _ = informer.Run(ctx, &rest.Config{Host: f.URL()}, n.proxy, informer.Options{NodeName: name}) })
-	handler := programmed.Handler(name, n.proxy.Status)
+	handler := programmed.Handler(name, n.proxy)
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n.asked.Add(1)
 		handler.ServeHTTP(w, r)
@@ -121,7 +121,7 @@ func (f *Fleet) Follow(tb testing.TB, nodes ...*Node) {
 	version := strconv.FormatUint(f.Version(), 10)
 	for _, n := range nodes {
 		poll.Nil(tb, "a node that follows", func() error {
-			report := programmed.NewReport("", n.proxy.Status(), time.Now())
+			report := programmed.NewReport("", n.proxy, time.Now())
 			return report.Missing(programmed.Change{Versions: changetracker.Versions{EndpointSlices: version}})
 		})
 	}

@@ -68,6 +68,8 @@ type events[P any] struct {
 	set     func(P)
 	deleted func(object P) // with the version of the deletion
 	all     func(objects []P, version string)
+	// fresh lists from what the API server has stored, and not from its memory, which may be older.
+	fresh bool
 }
 
 // watchPause is the pause before a watch that has ended begins again.
@@ -75,7 +77,11 @@ const watchPause = time.Second
 
 // follow lists objects and watches them, until ctx ends or a request fails.
 func follow[T any, P object[T]](ctx context.Context, from cache.ListerWatcherWithContext, to events[P]) error {
-	list, err := from.ListWithContext(ctx, metav1.ListOptions{ResourceVersion: "0"}) // from the API server's memory
+	options := metav1.ListOptions{ResourceVersion: "0"}
+	if to.fresh {
+		options.ResourceVersion = ""
+	}
+	list, err := from.ListWithContext(ctx, options)
 	if err != nil {
 		return err
 	}

@@ -19,7 +19,6 @@ import (
 
 	"github.com/serviceplane/serviceplane/internal/pause"
 	"github.com/serviceplane/serviceplane/programmed"
-	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // The objects of the way through the API server. All are Leases of one namespace.
@@ -53,8 +52,8 @@ const (
 // PublishOptions say what a node publishes.
 type PublishOptions struct {
 	Node string
-	// Status is that of a Provider. It is not called while nobody waits.
-	Status func() proxier.Status
+	// Proxy is a *proxier.Proxier. It is not asked while nobody waits.
+	Proxy programmed.Source
 	// Namespace is that of the Leases; empty means LeaseNamespace.
 	Namespace string
 	Logger    *zap.Logger
@@ -154,14 +153,14 @@ func (p *publisher) write(ctx context.Context) {
 
 // Bounds of what a Lease has.
 const (
-	mostFailures = 32
-	longestError = 120
+	mostListed  = 32 // failures, and as many endpoints that are not ready
+	longestText = 120
 )
 
 // report returns the report of the node, without its time, so that only what is new is written.
 func (p *publisher) report() string {
-	report := programmed.NewReport(p.options.Node, p.options.Status(), time.Time{})
-	report.Limit(mostFailures, longestError)
+	report := programmed.NewReport(p.options.Node, p.options.Proxy, time.Time{})
+	report.Limit(mostListed, longestText)
 	text, err := json.Marshal(report)
 	if err != nil { // strings and times only
 		return ""
@@ -355,7 +354,7 @@ func (r *reports) take(l *coordination.Lease) {
 }
 
 // ask is an Ask of programmed.Waiting.
-func (r *reports) ask(_ context.Context, node string, _ types.NamespacedName) (programmed.Report, error) {
+func (r *reports) ask(_ context.Context, node string, _ programmed.Change) (programmed.Report, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	report, ok := r.all[node]

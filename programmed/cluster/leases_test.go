@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"strconv"
 	"strings"
 	"sync"
@@ -38,7 +39,9 @@ type node struct {
 	calls   atomic.Int64
 }
 
-func (n *node) status() proxier.Status {
+func (n *node) Sends(...netip.AddrPort) []proxier.Sending { return nil }
+
+func (n *node) Status() proxier.Status {
 	n.calls.Add(1)
 	f := proxier.FamilyStatus{Synced: true, Versions: changetracker.Versions{Services: "1", EndpointSlices: strconv.FormatInt(n.version.Load(), 10)}}
 	for i := range n.failed.Load() {
@@ -71,7 +74,7 @@ func publish(t *testing.T, c *Client, name string, n *node) {
 	ctx, stop := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() {
-		if err := c.Publish(ctx, PublishOptions{Node: name, Status: n.status}); err != nil {
+		if err := c.Publish(ctx, PublishOptions{Node: name, Proxy: n}); err != nil {
 			t.Error(err)
 		}
 	})
@@ -122,7 +125,7 @@ func TestLeases(t *testing.T) {
 	ended := make(chan error)
 	go func() { ended <- programmed.Wait(ctx, w, change("8")) }()
 	poll.Until(t, "the Lease of node 1", func() bool {
-		report, err := w.Ask(t.Context(), "node-1", web)
+		report, err := w.Ask(t.Context(), "node-1", programmed.Change{Service: web})
 		return err == nil && report.Families[v1.IPv4Protocol].EndpointSlices == "8"
 	})
 	cancel()
@@ -133,8 +136,8 @@ func TestLeases(t *testing.T) {
 	nodes[1].failed.Store(100) // more than a Lease lists
 	nodes[1].version.Store(8)
 	poll.Until(t, "that node 2 fails", func() bool {
-		report, err := w.Ask(t.Context(), "node-2", web)
-		return err == nil && report.Families[v1.IPv4Protocol].Unlisted == 100-mostFailures && strings.Contains(fmt.Sprint(report.Missing(change("8"))), "68 service ports fail that the report does not list")
+		report, err := w.Ask(t.Context(), "node-2", programmed.Change{Service: web})
+		return err == nil && report.Families[v1.IPv4Protocol].Unlisted == 100-mostListed && strings.Contains(fmt.Sprint(report.Missing(change("8"))), "68 service ports fail that the report does not list")
 	})
 	var l coordination.Lease
 	if err := c.leases.Get().Namespace(LeaseNamespace).Resource("leases").Name(leasePrefix + "node-2").Do(t.Context()).Into(&l); err != nil {
@@ -146,7 +149,7 @@ func TestLeases(t *testing.T) {
 	if err := c.leases.Get().Namespace(LeaseNamespace).Resource("leases").Name(SwitchName).Do(t.Context()).Into(&l); err != nil || l.Annotations["example.com/team"] != "network" || l.Annotations[intervalAnnotation] == "" {
 		t.Errorf("the switch has annotations %v, %v, want those of others, too", l.Annotations, err)
 	}
-	if _, err := w.Ask(t.Context(), "node-9", web); err == nil || !strings.Contains(err.Error(), "has written no Lease yet") {
+	if _, err := w.Ask(t.Context(), "node-9", programmed.Change{Service: web}); err == nil || !strings.Contains(err.Error(), "has written no Lease yet") {
 		t.Errorf("a node without a Lease: %v", err)
 	}
 }
@@ -166,7 +169,7 @@ func TestLeasesAreForbidden(t *testing.T) {
 	}
 	defer stop()
 	poll.Until(t, "the reason", func() bool {
-		_, err := w.Ask(t.Context(), "node-1", web)
+		_, err := w.Ask(t.Context(), "node-1", programmed.Change{Service: web})
 		return strings.Contains(err.Error(), "Lease")
 	})
 }
@@ -178,7 +181,7 @@ func TestANodeWritesOnlyWhileSomebodyWaits(t *testing.T) {
 		n := &node{}
 		var mu sync.Mutex
 		var writes []time.Time
-		p := &publisher{options: PublishOptions{Node: "n", Status: n.status}, wanted: make(chan time.Duration, 1)}
+		p := &publisher{options: PublishOptions{Node: "n", Proxy: n}, wanted: make(chan time.Duration, 1)}
 		p.save = func(context.Context, string) error {
 			mu.Lock()
 			defer mu.Unlock()
@@ -268,10 +271,10 @@ func TestANodeClearsWhatItSaidBefore(t *testing.T) {
 	}
 	defer stop()
 	poll.Until(t, "the new report", func() bool {
-		report, err := w.Ask(t.Context(), "node-1", web)
+		report, err := w.Ask(t.Context(), "node-1", programmed.Change{Service: web})
 		return err == nil && report.Node == "node-1"
 	})
-	report, err := w.Ask(t.Context(), "node-1", web)
+	report, err := w.Ask(t.Context(), "node-1", programmed.Change{Service: web})
 	if has := report.Families[v1.IPv4Protocol].EndpointSlices; err != nil || has != "5" {
 		t.Errorf("the node says %q, %v, want 5", has, err)
 	}
@@ -291,7 +294,7 @@ func TestWritesOfLargeClusters(t *testing.T) {
 	}
 	n := &node{}
 	n.version.Store(1234567890)
-	p := &publisher{options: PublishOptions{Node: strings.Repeat("n", 40), Status: n.status}}
+	p := &publisher{options: PublishOptions{Node: strings.Repeat("n", 40), Proxy: n}}
 	few := len(p.report())
 	n.failed.Store(1000)
 	many := len(p.report())

@@ -13,7 +13,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/programmed"
 )
@@ -117,11 +116,11 @@ func (c *Client) Dial(o NodeOptions) programmed.Waiting {
 	ask := programmed.Client(o.Client, func(node string) string {
 		return "http://" + net.JoinHostPort(n.address(node), strconv.Itoa(int(cmp.Or(o.Port, port)))) + "/programmed"
 	})
-	return programmed.Waiting{Nodes: n.list, Ask: func(ctx context.Context, node string, service types.NamespacedName) (programmed.Report, error) {
+	return programmed.Waiting{Nodes: n.list, Ask: func(ctx context.Context, node string, c programmed.Change) (programmed.Report, error) {
 		if n.address(node) == "" {
 			return programmed.Report{}, errors.New("its Node has no address")
 		}
-		report, err := ask(ctx, node, service)
+		report, err := ask(ctx, node, c)
 		if err == nil && report.Node != node {
 			err = fmt.Errorf("node %q answers at its address %s", report.Node, n.address(node))
 		}

@@ -27,8 +27,8 @@ func (e *NotLeftError) Error() string {
 func (e *NotLeftError) Unwrap() error { return e.Cause }
 
 // WaitUntilLeft waits until no node sends new connections to a pod that ends: until its
-// EndpointSlices have it as ready no more, and all nodes have programmed that. When ctx ends
-// first, the error is a *NotLeftError, or has the *programmed.BehindError of each Service whose
+// EndpointSlices have it as ready no more, and all nodes have programmed that and say that they do not send
+// to it: a node without a better endpoint sends to one that ends. When ctx ends first, the error is a *NotLeftError, or has the *programmed.BehindError of each Service whose
 // change some nodes do not have. An API server that refuses is asked again until then.
 func (c *Client) WaitUntilLeft(ctx context.Context, pod programmed.Pod, w programmed.Waiting) error {
 	changes, err := c.untilListed(ctx, pod)
@@ -77,7 +77,8 @@ func (c *Client) untilListed(ctx context.Context, pod programmed.Pod) (changes [
 	}
 	locked := func(f func()) { mu.Lock(); defer mu.Unlock(); f() }
 	to := events[*discovery.EndpointSlice]{
-		set: func(s *discovery.EndpointSlice) { locked(func() { departure.Set(s); decide() }) },
+		fresh: true, // a pod that is not in an older list would seem to have left
+		set:   func(s *discovery.EndpointSlice) { locked(func() { departure.Set(s); decide() }) },
 		deleted: func(s *discovery.EndpointSlice) {
 			locked(func() { departure.Delete(s.Name, s.ResourceVersion); decide() })
 		},
