@@ -2,12 +2,15 @@ package ebpf
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"iter"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -46,7 +49,11 @@ type datagrams struct {
 	mu sync.Mutex // guards all below
 	// serving are the endpoints that may have sockets, of every frontend with UDP, by sockets or not.
 	serving map[desired.Key]desired.Endpoints
-	problem string
+	// lingering are endpoints that serve no more, until so many looks have found no socket that is connected
+	// to them.
+	lingering map[netip.AddrPort]int
+	unseen    int // looks that are needed since load
+	problem   string
 }
 
 // newDatagrams returns nil if UDP is left to the rules, and errUnavailable if it must be.
@@ -61,7 +68,7 @@ func newDatagrams(config *Config, family v1.IPFamily, log *zap.Logger, canDestro
 }
 
 func datagramsOf(config *Config, family v1.IPFamily, log *zap.Logger) *datagrams {
-	d := &datagrams{log: log, addrLen: addrLenOf(family), netNSs: config.Sockets.NetNSs, wake: make(chan struct{}, 1)}
+	d := &datagrams{log: log, addrLen: addrLenOf(family), netNSs: config.Sockets.NetNSs, wake: make(chan struct{}, 1), lingering: map[netip.AddrPort]int{}}
 	if d.netNSs == nil {
 		d.netNSs = func() ([]string, error) { return networkNamespaces(config.NetNS) }
 	}
@@ -114,6 +121,7 @@ func (d *datagrams) load(peers *ebpf.Map) error {
 		return unavailable("load the programs that end UDP sockets", err)
 	}
 	d.loaded, d.peers = loaded, peers
+	d.expect(looks)
 	return nil
 }
 
@@ -138,6 +146,15 @@ func (d *datagrams) close() {
 		bpfx.CloseCollection(d.loaded)
 	}
 	d.loaded, d.peers = nil, nil
+	d.expect(0)
+}
+
+// expect begins anew: all sockets are unseen until so many looks.
+func (d *datagrams) expect(looks int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.unseen = looks
+	clear(d.lingering)
 }
 
 // follow takes over which endpoints serve, after they were published.
@@ -158,19 +175,60 @@ func (d *datagrams) follow(update *desired.Update) {
 		}
 		for i := range s.Frontends {
 			if key := s.Key(&s.Frontends[i]); key.VIP.IsValid() {
-				lost = lost || !before[key].Equal(s.Serving)
+				added, removed := s.Serving.Changes(before[key])
+				lost = lost || len(added)+len(removed) > 0
+				d.linger(slices.Values(removed))
 				d.serving[key] = s.Serving
 			}
 		}
 	}
 	for _, key := range update.Gone {
 		lost = lost || key.Protocol == desired.UDP
+		d.linger(before[key].All())
 		delete(d.serving, key)
 	}
 	if lost {
 		select {
 		case d.wake <- struct{}{}:
 		default: // it is awake already
+		}
+	}
+}
+
+// looks is how many are needed after a change: see secondLook.
+const looks = 2
+
+// linger remembers endpoints that serve no more, under d.mu.
+func (d *datagrams) linger(endpoints iter.Seq[netip.AddrPort]) {
+	for e := range endpoints {
+		d.lingering[e] = looks
+	}
+}
+
+// lingers is for Abilities.
+func (d *datagrams) lingers(endpoint netip.AddrPort) (why string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.unseen > 0 {
+		return "connected UDP sockets were not looked at yet since the start"
+	}
+	for e := range d.lingering {
+		if e == endpoint || endpoint.Port() == 0 && e.Addr() == endpoint.Addr() {
+			return cmp.Or(d.problem, "connected UDP sockets may still send to it, until they are ended")
+		}
+	}
+	return ""
+}
+
+// looked takes over that a look which began with these endpoints has left some sockets.
+func (d *datagrams) looked(began []netip.AddrPort, left []connected) {
+	d.unseen = max(d.unseen-1, 0)
+	for _, e := range began {
+		if slices.ContainsFunc(left, func(c connected) bool { return c.endpoint == e }) {
+			continue
+		}
+		if d.lingering[e]--; d.lingering[e] <= 0 {
+			delete(d.lingering, e)
 		}
 	}
 }
@@ -187,23 +245,23 @@ func (d *datagrams) watch(ctx context.Context) {
 	if d == nil {
 		return
 	}
-	looks := 0
+	todo := 0
 	var due <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-d.wake:
-			looks = 2
+			todo = looks
 		case <-due:
 		}
 		began, pause := time.Now(), secondLook
 		if d.look(ctx) {
-			looks--
+			todo--
 		} else {
 			pause = watchPause
 		}
-		if due = nil; looks > 0 {
+		if due = nil; todo > 0 {
 			due = time.After(pause)
 		}
 		select {
@@ -220,8 +278,9 @@ func (d *datagrams) look(ctx context.Context) bool {
 	if d.loaded == nil {
 		return true
 	}
+	began := d.lingeringNow()
 	stale, err := d.stale()
-	left := 0
+	var left []connected
 	if err == nil && len(stale) > 0 {
 		left, err = d.end(ctx, stale, "UDP sockets ended: their endpoint is gone")
 	}
@@ -231,16 +290,24 @@ func (d *datagrams) look(ctx context.Context) bool {
 		return true
 	case err != nil:
 		problem = fmt.Sprintf("UDP sockets whose endpoint is gone are not ended: %v: trying again", err)
-	case left > 0:
-		problem = fmt.Sprintf("%d UDP sockets are connected to endpoints that are gone, in network namespaces that were not found: let this process see all processes (hostPID), or set Sockets.NetNSs", left)
+	case len(left) > 0:
+		problem = fmt.Sprintf("%d UDP sockets are connected to endpoints that are gone, in network namespaces that were not found: let this process see all processes (hostPID), or set Sockets.NetNSs", len(left))
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if problem != "" && d.problem == "" {
 		d.log.Warn(problem)
 	}
-	d.problem = problem
+	if d.problem = problem; err == nil {
+		d.looked(began, left)
+	}
 	return problem == ""
+}
+
+func (d *datagrams) lingeringNow() []netip.AddrPort {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Collect(maps.Keys(d.lingering))
 }
 
 // endAll ends all connected sockets, when the programs are detached: nobody would end them when their
@@ -256,10 +323,10 @@ func (d *datagrams) endAll(peers *ebpf.Map) error {
 	defer d.looking.Unlock()
 	all, err := d.stale() // as nothing serves
 	if err == nil && len(all) > 0 {
-		var left int
+		var left []connected
 		left, err = d.end(context.Background(), all, "UDP sockets ended: they would keep their endpoint for ever") //nolint:forbidigo // it is soon done
-		if left > 0 {
-			d.log.Warn("connected UDP sockets keep their endpoints, even if those go: their network namespaces were not found, restart their programs", zap.Int("sockets", left))
+		if len(left) > 0 {
+			d.log.Warn("connected UDP sockets keep their endpoints, even if those go: their network namespaces were not found, restart their programs", zap.Int("sockets", len(left)))
 		}
 	}
 	return err
@@ -333,21 +400,21 @@ func iterate(program *ebpf.Program, over *ebpf.Map) (written []byte, err error) 
 	return io.ReadAll(all)
 }
 
-// end ends sockets, and returns how many could not be reached.
-func (d *datagrams) end(ctx context.Context, stale []connected, message string) (left int, err error) {
+// end ends sockets, and returns those that could not be reached.
+func (d *datagrams) end(ctx context.Context, stale []connected, message string) (left []connected, err error) {
 	byNS := map[uint64][]connected{}
 	for _, c := range stale {
 		byNS[c.netNS] = append(byNS[c.netNS], c)
 	}
 	paths, err := d.pathsOf(byNS)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	ended := 0
 	for ns, sockets := range byNS {
 		path, known := paths[ns]
 		if !known {
-			left += len(sockets)
+			left = append(left, sockets...)
 			continue
 		}
 		for part := range slices.Chunk(sockets, int(d.loaded.Maps[stale4MapDoomed].MaxEntries())) {

@@ -213,6 +213,42 @@ func TestUDPSocketsEnd(t *testing.T) {
 	}
 }
 
+// TestNoSocketSendsWhenTheNodeSaysSo: when the node does not say any more that it may send to an endpoint that
+// has gone, no connected socket does; also if a process starts that has not seen the endpoint go.
+func TestNoSocketSendsWhenTheNodeSaysSo(t *testing.T) {
+	t.Parallel()
+	if udpIsForbidden(t) {
+		return
+	}
+	n := newUDPNode(t)
+	n.start(t)
+	for round := range 10 {
+		was, is := n.world.RemotePods[round%2], n.world.RemotePods[(round+1)%2]
+		n.serveUDP(t, 0, was)
+		var flows []*netns.Flow
+		for _, family := range families {
+			for range 5 {
+				flow := n.openUDP(t, family)
+				mustAnswer(t, flow, was)
+				flows = append(flows, flow)
+			}
+		}
+		if round%3 == 2 {
+			n.stop()
+			n.start(t)
+		}
+		n.serveUDP(t, 0, is)
+		for _, family := range families {
+			poll.Until(t, "the node does not send to "+was.Name, func() bool { return len(n.Sends(netip.AddrPortFrom(was.Addr(family), 8080))) == 0 })
+		}
+		for _, flow := range flows {
+			if answer, err := flow.Ask(t.Context()); err == nil {
+				t.Errorf("round %d: %s answers %+v although the node says that it does not send there", round, was.Name, answer)
+			}
+		}
+	}
+}
+
 // TestUDPSocketsEndWhenTheProgramsGo: by another setting, with or without their engine. Nobody would end the
 // sockets later, when their endpoint goes.
 func TestUDPSocketsEndWhenTheProgramsGo(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -379,7 +380,16 @@ func (e *Engine) Traits(s *desired.Service) desired.Traits {
 func (e *Engine) Abilities() proxier.Abilities {
 	can := e.rules.Abilities()
 	can.Watch, can.Plan, can.Dump, can.Verify, can.Conditions = e.Watch, e.Plan, e.Dump, e.Verify, e.faults.conditions
+	can.Lingers = e.lingers
 	return can
+}
+
+// lingers is for Abilities.
+func (e *Engine) lingers(endpoint netip.AddrPort) string {
+	if e.datagrams == nil {
+		return ""
+	}
+	return e.datagrams.lingers(endpoint)
 }
 
 // Plan is for Abilities.

@@ -226,11 +226,25 @@ func (h *Engine) Abilities() (can proxier.Abilities) {
 		if of.Conditions != nil {
 			can.Conditions = h.conditions
 		}
+		if of.Lingers != nil {
+			can.Lingers = h.lingers
+		}
 		if can.Descriptors == nil {
 			can.Descriptors = of.Descriptors
 		}
 	}
 	return can
+}
+
+func (h *Engine) lingers(endpoint netip.AddrPort) string {
+	for _, can := range h.can {
+		if can.Lingers != nil {
+			if why := can.Lingers(endpoint); why != "" {
+				return why
+			}
+		}
+	}
+	return ""
 }
 
 func (h *Engine) conditions() (all []proxier.Condition) {
