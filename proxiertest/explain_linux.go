@@ -18,14 +18,16 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Explainer explains packets, as *proxier.Proxier does.
+// Explainer explains packets and says which endpoints get some, as *proxier.Proxier does.
 type Explainer interface {
 	Explain(ctx context.Context, packet desired.Packet) (desired.Explanation, error)
+	Sends(endpoints ...netip.AddrPort) []proxier.Sending
 }
 
 // Explanations compares Explain with real packets. Providers of the factory, which must be
 // Explainers, explain random packets to random Services; each packet is sent, and must have
-// the explained outcome. At least so many packets are sent, in all setups of Conformance, and more
+// the explained outcome; and the endpoint that answers must be one to which Sends says that the
+// frontend sends. At least so many packets are sent, in all setups of Conformance, and more
 // until each verdict has one in a hundred. A failure prints the seed, which repeats the run; 0 means
 // a random seed.
 //
@@ -114,6 +116,7 @@ func (x *explanations) round(ctx context.Context, t *testing.T, s setup) {
 	errs := make([]error, x.inRound)
 	for i := range errs {
 		shot := x.shot(st)
+		shot.sends = explainer.Sends
 		explanation, err := explainer.Explain(ctx, shot.packet)
 		if err != nil {
 			t.Fatalf("explain %+v: %v", shot.packet, err)
@@ -206,6 +209,7 @@ type shot struct {
 	network string
 	packet  desired.Packet
 	world   *Topology
+	sends   func(...netip.AddrPort) []proxier.Sending
 }
 
 // shot returns a random packet to an address of a service.
@@ -296,6 +300,10 @@ func (s *shot) judge(answer Answer, e *desired.Explanation) string {
 	})
 	if i < 0 {
 		return fmt.Sprintf("answered at %v, which is not among the endpoints that may be chosen", answer.Local)
+	}
+	key := desired.Key{VIP: e.Frontend.VIP, Port: e.Frontend.Port, Protocol: s.packet.Protocol}
+	if said := s.sends(answer.Local); !slices.ContainsFunc(said, func(is proxier.Sending) bool { return is.Service == *e.Service && slices.Contains(is.Frontends, key) }) {
+		return fmt.Sprintf("%v answered, to which %v sends nothing, says the node: %+v", answer.Local, key, said)
 	}
 	seen := answer.Source.Addr()
 	isNodes := func(a netip.Addr) bool { return slices.Contains(s.world.nodeAddrs(), a) }
