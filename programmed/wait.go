@@ -62,7 +62,7 @@ func (e *BehindError) Error() string {
 func (e *BehindError) Unwrap() error { return e.Cause }
 
 // Wait returns nil when all nodes have programmed a Change. A node that has it is not asked
-// again. When ctx ends first, the error is a *BehindError. Other errors are those of a Change
+// again, but for a last round if Change.Left is set. When ctx ends first, the error is a *BehindError. Other errors are those of a Change
 // that cannot be waited for.
 func Wait(ctx context.Context, w Waiting, c Change) error {
 	if err := c.Validate(); err != nil {
@@ -75,12 +75,17 @@ func Wait(ctx context.Context, w Waiting, c Change) error {
 		switch {
 		case err == nil:
 			before := behind
-			behind = w.round(ctx, c, slices.DeleteFunc(slices.Clone(nodes), func(n string) bool { return have[n] }))
+			asked := slices.DeleteFunc(slices.Clone(nodes), func(n string) bool { return have[n] })
+			behind = w.round(ctx, c, asked)
 			for _, n := range nodes {
 				have[n] = behind[n] == nil
 			}
 			if len(behind) == 0 {
-				return nil
+				if len(c.Left) == 0 || len(asked) == len(nodes) {
+					return nil
+				}
+				clear(have) // a node that did not send to an endpoint may do so again: all must say it at once
+				continue
 			}
 			if ctx.Err() != nil { // it cut the answers off: those before say more
 				for n := range behind {

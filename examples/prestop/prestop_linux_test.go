@@ -64,8 +64,13 @@ type hook struct {
 
 // hook starts the program for a pod. It ends with ctx, as at its deadline.
 func (c *testCluster) hook(ctx context.Context, name string, args ...string) *hook {
+	return c.hookOf(ctx, "pod-"+name, "10.244.0."+name, args...)
+}
+
+// hookOf is hook for any pod.
+func (c *testCluster) hookOf(ctx context.Context, name, ip string, args ...string) *hook {
 	h := &hook{ended: make(chan struct{})}
-	env := map[string]string{"POD_NAME": "pod-" + name, "POD_NAMESPACE": "shop", "POD_IPS": "10.244.0." + name}
+	env := map[string]string{"POD_NAME": name, "POD_NAMESPACE": "shop", "POD_IPS": ip}
 	go func() {
 		defer close(h.ended)
 		h.err = run(ctx, slices.Concat([]string{"--kubeconfig=" + c.Config, "--port=" + c.Port, "--deadline=10m"}, args), func(k string) string { return env[k] })
@@ -80,6 +85,10 @@ func (h *hook) running() bool {
 	default:
 		return true
 	}
+}
+
+func portNamed(service string) changetracker.ServicePortName {
+	return changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "shop", Name: service}, Port: "http", Protocol: v1.ProtocolTCP}
 }
 
 // watched waits until a hook watches: other than nodes, it selects nothing.
@@ -102,7 +111,7 @@ func TestTheSlowNodeIsWaitedFor(t *testing.T) {
 	slow.Engine.Fail(errors.New("busy"))
 	c.put("web", pod("1", true), pod("2", false))
 	c.Follow(t, c.Nodes[0], c.Nodes[2])
-	slow.WaitRounds(t)
+	slow.WaitRounds(t, "10.244.0.1")
 	if !h.running() {
 		t.Errorf("the hook ended with %v before the slow node followed", h.err)
 	}
@@ -132,7 +141,7 @@ func TestTheDeadline(t *testing.T) {
 	c.put("web", pod("1", true), pod("2", false))
 	c.Follow(t, c.Nodes[0], c.Nodes[1])
 	for _, n := range c.Nodes[2:] {
-		n.WaitRounds(t)
+		n.WaitRounds(t, "10.244.0.1")
 	}
 	stop()
 	<-h.ended
@@ -166,7 +175,7 @@ func TestAFailedServicePort(t *testing.T) {
 	c.put("web", pod("1", false), pod("2", false))
 	c.put("api", pod("3", false), pod("4", false))
 	c.Follow(t, c.Nodes...)
-	c.Nodes[1].Engine.Refuse(changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "shop", Name: "api"}, Port: "http", Protocol: v1.ProtocolTCP}, errors.New("no room"))
+	c.Nodes[1].Engine.Refuse(portNamed("api"), errors.New("no room"))
 	c.put("web", pod("1", true), pod("2", false))
 	c.put("api", pod("3", true), pod("4", false))
 	web := c.hook(t.Context(), "1")
@@ -178,10 +187,10 @@ func TestAFailedServicePort(t *testing.T) {
 	defer stop()
 	c.Follow(t, c.Nodes[0])
 	api := c.hook(ctx, "3")
-	c.Nodes[1].WaitRounds(t)
+	c.Nodes[1].WaitRounds(t, "10.244.0.3")
 	stop()
 	<-api.ended
-	if text := fmt.Sprint(api.err); !strings.Contains(text, `node node-2: IPv4: port "http" (TCP) fails since`) || !strings.Contains(text, "no room") || strings.Contains(text, "node-1") {
+	if text := fmt.Sprint(api.err); !strings.Contains(text, `node node-2: IPv4: it still sends to 10.244.0.3:8080: port "http" (TCP) of Service shop/api`) || !strings.Contains(text, "no room") || strings.Contains(text, "node-1") {
 		t.Errorf("the hook of the Service that fails ended with %v, want node-2 and its reason", api.err)
 	}
 }
@@ -201,7 +210,7 @@ func TestNodesThatDoNotCount(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	h := c.hook(ctx, "1")
-	dead.WaitRounds(t)
+	dead.WaitRounds(t, "10.244.0.1")
 	stop()
 	<-h.ended
 	if text := fmt.Sprint(h.err); !strings.Contains(text, "node node-2: ") || strings.Contains(text, "node-1") {

@@ -10,7 +10,6 @@ import (
 	"net/http/httptest"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -45,7 +44,8 @@ type Node struct {
 	// Stop cuts the node off: it follows no change, and answers nobody.
 	Stop  func()
 	proxy *proxier.Proxier
-	asked atomic.Int64
+	mu    sync.Mutex     // guards asked
+	asked map[string]int // how often, by address
 }
 
 // New starts nodes node-1 and so on, which are Ready, with the label proxy=ours. All listen at the same port.
@@ -83,7 +83,7 @@ func listen(tb testing.TB, n int) (all []net.Listener) {
 
 func (f *Fleet) add(tb testing.TB, l net.Listener) {
 	tb.Helper()
-	n := &Node{Engine: &proxiertest.RecordingEngine{}, Engine6: &proxiertest.RecordingEngine{}}
+	n := &Node{Engine: &proxiertest.RecordingEngine{}, Engine6: &proxiertest.RecordingEngine{}, asked: map[string]int{}}
 	name := "node-" + strconv.Itoa(len(f.Nodes)+1)
 	host, port, _ := net.SplitHostPort(l.Addr().String())
 	f.Port = port
@@ -104,7 +104,7 @@ func (f *Fleet) add(tb testing.TB, l net.Listener) {
 	running.Go(func() { _ = informer.Run(ctx, &rest.Config{Host: f.URL()}, n.proxy, informer.Options{NodeName: name}) })
 	handler := programmed.Handler(name, n.proxy)
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		n.asked.Add(1)
+		n.count(r.URL.Query()["endpoint"])
 		handler.ServeHTTP(w, r)
 	}))
 	_ = server.Listener.Close()
@@ -141,10 +141,28 @@ func (n *Node) Sends(service, addr string) bool {
 	return false
 }
 
-// WaitRounds waits until a node was asked in several rounds: all others were asked in the one before.
-func (n *Node) WaitRounds(tb testing.TB) {
+// WaitRounds waits until a node was asked in several rounds, about an address or, if that is empty, anything: all
+// others were asked in the one before.
+func (n *Node) WaitRounds(tb testing.TB, addr string) {
 	tb.Helper()
 	const rounds = 3
-	before := n.asked.Load()
-	poll.Until(tb, "more questions", func() bool { return n.asked.Load() >= before+rounds })
+	before := n.times(addr)
+	poll.Until(tb, "more questions", func() bool { return n.times(addr) >= before+rounds })
+}
+
+func (n *Node) count(endpoints []string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.asked[""]++
+	for _, e := range endpoints {
+		if endpoint, err := programmed.ParseEndpoint(e); err == nil {
+			n.asked[endpoint.Addr().String()]++
+		}
+	}
+}
+
+func (n *Node) times(addr string) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.asked[addr]
 }
