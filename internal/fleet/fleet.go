@@ -141,13 +141,18 @@ func (n *Node) Sends(service, addr string) bool {
 	return false
 }
 
-// WaitRounds waits until a node was asked in several rounds, about an address or, if that is empty, anything: all
-// others were asked in the one before.
-func (n *Node) WaitRounds(tb testing.TB, addr string) {
-	tb.Helper()
+// Rounds returns a function that reports whether a node was asked in several rounds since, about an address or, if
+// that is empty, anything: all others were asked in the one before.
+func (n *Node) Rounds(addr string) func() bool {
 	const rounds = 3
 	before := n.times(addr)
-	poll.Until(tb, "more questions", func() bool { return n.times(addr) >= before+rounds })
+	return func() bool { return n.times(addr) >= before+rounds }
+}
+
+// WaitRounds waits for Rounds.
+func (n *Node) WaitRounds(tb testing.TB, addr string) {
+	tb.Helper()
+	poll.Until(tb, "more questions", n.Rounds(addr))
 }
 
 func (n *Node) count(endpoints []string) {
