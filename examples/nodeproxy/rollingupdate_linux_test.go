@@ -141,8 +141,9 @@ type fabric struct {
 	t          *testing.T
 	api        *apitest.Server
 	nodes      []*fabricNode
-	prestop    string // the program
-	kubeconfig string // for pods
+	hub        *netns.NS // between the nodes
+	prestop    string    // the program
+	kubeconfig string    // for pods
 
 	mu        sync.Mutex // guards all below
 	endpoints []discovery.Endpoint
@@ -159,11 +160,13 @@ type fabricNode struct {
 
 const fabricVIP = "10.96.0.80:80"
 
-// newFabric starts everything but the pods. What the API server says comes late to the last node.
-func newFabric(t *testing.T, late time.Duration) *fabric {
+// newFabric starts everything but the pods. What the API server says comes late to the last node. flags are more
+// flags of each nodeproxy.
+func newFabric(t *testing.T, late time.Duration, flags ...func() []string) *fabric {
 	t.Helper()
 	f := &fabric{t: t, marked: map[string]string{}, api: apitest.New(t, apitest.Options{}), prestop: filepath.Join(t.TempDir(), "prestop")}
 	hub := netnstest.New(t)
+	f.hub = hub
 	netnstest.Check(t, hub.Forward())
 	f.api.Put(t, proxiertest.Service("shop", "web", proxiertest.ClusterIPs("10.96.0.80"), proxiertest.Port("http", v1.ProtocolTCP, 80)))
 	to := strings.TrimPrefix(f.api.URL(), "http://")
@@ -189,8 +192,12 @@ func newFabric(t *testing.T, late time.Duration) *fabric {
 			delay = late
 		}
 		n.line = newLine(t, hub, uplink+":6443", to, delay)
-		n.proxy = start(t, n.ns, "--master=http://"+uplink+":6443", "--hostname-override="+n.name, "--healthz-bind-address=0.0.0.0:10256",
-			"--cluster-cidr=10.244.0.0/15", "--state-dir="+t.TempDir())
+		args := []string{"--master=http://" + uplink + ":6443", "--hostname-override=" + n.name, "--healthz-bind-address=0.0.0.0:10256",
+			"--cluster-cidr=10.244.0.0/15", "--state-dir=" + t.TempDir()}
+		for _, more := range flags {
+			args = append(args, more()...)
+		}
+		n.proxy = start(t, n.ns, args...)
 		f.nodes = append(f.nodes, n)
 	}
 	newLine(t, hub, "172.20.1.1:6444", to, 0)
@@ -321,11 +328,17 @@ func (f *fabric) follow(nodes ...*fabricNode) {
 // hook runs the program in a pod. It returns what it says, and its exit status.
 func (f *fabric) hook(p *fabricPod, deadline time.Duration) (says string, status int) {
 	f.t.Helper()
+	return f.hookOf(p.node, p.name, p.address, deadline)
+}
+
+// hookOf is hook for any pod.
+func (f *fabric) hookOf(n *fabricNode, name, address string, deadline time.Duration) (says string, status int) {
+	f.t.Helper()
 	hook := exec.Command(f.prestop, "--kubeconfig="+f.kubeconfig, "--deadline="+deadline.String())
-	hook.Env = []string{"POD_NAME=" + p.name, "POD_NAMESPACE=shop", "POD_IPS=" + p.address}
+	hook.Env = []string{"POD_NAME=" + name, "POD_NAMESPACE=shop", "POD_IPS=" + address}
 	var output strings.Builder
 	hook.Stderr = &output
-	netnstest.Check(f.t, p.node.pods.Do(hook.Start))
+	netnstest.Check(f.t, n.pods.Do(hook.Start))
 	_ = hook.Wait() // the exit status says it
 	return output.String(), hook.ProcessState.ExitCode()
 }

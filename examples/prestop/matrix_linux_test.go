@@ -2,9 +2,7 @@ package main
 
 import (
 	"errors"
-	"flag"
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"sync"
@@ -14,12 +12,11 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/chance"
 	"github.com/serviceplane/serviceplane/internal/fleet"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
-
-var allHooks = flag.Bool("prestop.all", false, "test every hook of TestNoNodeSendsAfterTheHook, and not only some")
 
 // ending is one Service with a pod that ends.
 type ending struct {
@@ -185,11 +182,7 @@ func (e *ending) test(t *testing.T, c *testCluster) {
 func TestNoNodeSendsAfterTheHook(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 3)
-	all := endings()
-	if !*allHooks {
-		rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-		all = all[:60]
-	}
+	all := chance.Some(t, 60, endings()...)
 	for _, e := range all {
 		c.Put(t, e.service())
 		e.put(c, nil)
