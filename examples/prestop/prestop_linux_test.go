@@ -152,6 +152,19 @@ func TestTheDeadline(t *testing.T) {
 	}
 }
 
+// The hook lists what the API server has stored: in an older list its pod may not be there yet, and seem to have left.
+func TestTheListIsFresh(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, 1)
+	c.put("web", pod("1", true), pod("2", false))
+	if h := c.hook(t.Context(), "1"); true {
+		<-h.ended
+	}
+	if requests := c.Requests(); !slices.Contains(requests, "LIST endpointslices?") {
+		t.Errorf("requests %q, want a list of EndpointSlices without a version", requests)
+	}
+}
+
 // A pod that stays in its EndpointSlice: the error says so.
 func TestAPodThatStays(t *testing.T) {
 	t.Parallel()

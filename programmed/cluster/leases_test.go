@@ -37,9 +37,15 @@ type node struct {
 	version atomic.Int64
 	failed  atomic.Int64 // how many service ports fail
 	calls   atomic.Int64
+	sends   atomic.Pointer[netip.AddrPort] // to an endpoint that is not ready
 }
 
-func (n *node) Sends(...netip.AddrPort) []proxier.Sending { return nil }
+func (n *node) Sends(...netip.AddrPort) (all []proxier.Sending) {
+	if to := n.sends.Load(); to != nil {
+		all = append(all, proxier.Sending{Endpoint: *to, Service: changetracker.ServicePortName{NamespacedName: web}})
+	}
+	return all
+}
 
 func (n *node) Status() proxier.Status {
 	n.calls.Add(1)
@@ -151,6 +157,37 @@ func TestLeases(t *testing.T) {
 	}
 	if _, err := w.Ask(t.Context(), "node-9", programmed.Change{Service: web}); err == nil || !strings.Contains(err.Error(), "has written no Lease yet") {
 		t.Errorf("a node without a Lease: %v", err)
+	}
+}
+
+// A Lease has the endpoints to which a node sends although they end: who waits for one of these waits on.
+func TestLeasesSayWhereNodesSend(t *testing.T) {
+	api, c := startAPI(t, 1)
+	pod, n := netip.MustParseAddrPort("10.244.0.1:8080"), &node{}
+	n.version.Store(6)
+	n.sends.Store(&pod)
+	publish(t, c, "node-1", n)
+	poll.Until(t, "the node watches", func() bool { return watches(api) == 1 })
+	w, stop, err := c.Leased(t.Context(), LeaseOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	change := programmed.Change{Service: web, Versions: changetracker.Versions{EndpointSlices: "6"}}
+	if err := programmed.Wait(t.Context(), w, change); err != nil {
+		t.Errorf("Wait = %v without an endpoint, want no error", err)
+	}
+	change.Left = []netip.AddrPort{pod}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := programmed.Wait(ctx, w, change); err == nil || !strings.Contains(err.Error(), "node node-1: IPv4: it still sends to 10.244.0.1:8080") {
+		t.Errorf("Wait = %v, want that the node sends to the endpoint", err)
+	}
+	ended := make(chan error)
+	go func() { ended <- programmed.Wait(t.Context(), w, change) }()
+	n.sends.Store(nil)
+	if err := <-ended; err != nil {
+		t.Errorf("Wait = %v, want no error", err)
 	}
 }
 
