@@ -47,7 +47,7 @@
 //	                                   their endpoints, and their traffic; most connections first
 //	watch                              a line of JSON for each change of a service port
 //	rules?namespace=&name=             what the engine programs for one Service
-//	programmed?namespace=&name=&services=&endpointslices=
+//	programmed?namespace=&name=&services=&endpointslices=&endpoint=
 //	                                   up to which resourceVersions all is programmed; with a
 //	                                   Service and versions, whether its change is
 //	verify                             the differences between the kernel and what is programmed

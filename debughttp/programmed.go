@@ -41,17 +41,15 @@ func (h *handler) programmedUpTo(_ *http.Request, q query) (any, error) {
 		}
 		change.Left = append(change.Left, endpoint)
 	}
-	a := programmedAnswer{Report: programmed.NewReport(h.source.Status().Node.Name, h.source, time.Now(), change.Left...)}
-	if change.Versions == (changetracker.Versions{}) && len(change.Left) == 0 {
-		a.Limit(defaultLimit, errorBytes)
-		return a, nil
-	}
-	if err := change.Validate(); err != nil {
+	asks := change.Versions != (changetracker.Versions{}) || len(change.Left) > 0
+	if err := change.Validate(); asks && err != nil {
 		return nil, &parameterError{"services, endpointslices or endpoint", err.Error()}
 	}
-	missing := a.Report.Missing(change)
-	if a.Programmed = missing == nil; !a.Programmed {
+	a := programmedAnswer{Report: programmed.NewReport(h.source.Status().Node.Name, h.source, time.Now(), change.Left...)}
+	if missing := a.Report.Missing(change); asks && missing != nil {
 		a.Missing = missing.Error()
+	} else {
+		a.Programmed = asks
 	}
 	a.Limit(defaultLimit, errorBytes)
 	return a, nil

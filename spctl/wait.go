@@ -21,30 +21,34 @@ type programmedAnswer struct {
 func (a *app) wait() *cobra.Command {
 	const usualLimit = 30 * time.Second
 	var services, endpointSlices string
+	var left []string
 	var limit time.Duration
 	c := &cobra.Command{
 		Use:   "wait NAMESPACE/NAME",
 		Short: "Wait until a change of a Service is programmed",
 		Long: "Wait until a change of a Service, or of its EndpointSlices, is programmed: their metadata.resourceVersion after the change, or a later one. " +
+			"With --left, until no node sends new connections to some endpoints. " +
 			"The exit status is 1 if a proxy has not programmed it in time, and 2 if one does not answer. " + a.whoCounts(),
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeServices,
 	}
 	c.Flags().StringVar(&services, "services", "", "resourceVersion of the Service")
 	c.Flags().StringVar(&endpointSlices, "endpointslices", "", "newest resourceVersion of its EndpointSlices")
+	c.Flags().StringSliceVar(&left, "left", nil, "endpoints that must not get new connections any more, as ADDRESS or ADDRESS:PORT")
 	c.Flags().DurationVar(&limit, "timeout", usualLimit, "how long to wait; 0 asks once")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		query, err := serviceQuery(args[0])
 		if err != nil {
 			return err
 		}
-		if services == "" && endpointSlices == "" {
+		if services == "" && endpointSlices == "" && len(left) == 0 {
 			if services, endpointSlices, err = a.versions(c.Context(), query); err != nil {
 				return err
 			}
 		}
 		query.Set("services", services)
 		query.Set("endpointslices", endpointSlices)
+		query["endpoint"] = left
 		all, err := a.untilAllHave(c.Context(), query, limit)
 		if err != nil {
 			return err

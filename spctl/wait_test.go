@@ -67,6 +67,9 @@ func TestWait(t *testing.T) {
 		{"wait shop/web --services 21 --timeout 0s", spctl.StatusDifferent, "node-1 no IPv4: Services are those of version 20, want 21; IPv6: Services are those of version 20, want 21"},
 		{"wait shop/web --endpointslices 100 --node node-2 --timeout 300ms", spctl.StatusDifferent, "node-2 no IPv4: EndpointSlices are those of version 20, want 100"},
 		{"wait shop/web --services 21 --timeout 0s -o json", spctl.StatusDifferent, `"programmed": false`},
+		{"wait shop/web --left 10.9.9.9 --timeout 0s", 0, "node-2 yes"},
+		{"wait shop/web --left 10.244.1.5,10.9.9.9 --timeout 0s", spctl.StatusDifferent, "node-1 no IPv4: it still sends to 10.244.1.5:8080: port"},
+		{"wait shop/web --left x --timeout 0s", spctl.StatusFailed, "want ADDRESS or ADDRESS:PORT"},
 		{"wait shop/web --services x --timeout 0s", spctl.StatusFailed, "cannot be compared"},
 	} {
 		out, err := runWith(t, options, strings.Fields(c.line)...)
