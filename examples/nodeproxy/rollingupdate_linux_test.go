@@ -168,7 +168,7 @@ func newFabric(t *testing.T, late time.Duration, flags ...func() []string) *fabr
 	hub := netnstest.New(t)
 	f.hub = hub
 	netnstest.Check(t, hub.Forward())
-	f.api.Put(t, proxiertest.Service("shop", "web", proxiertest.ClusterIPs("10.96.0.80"), proxiertest.Port("http", v1.ProtocolTCP, 80)))
+	f.serve()
 	to := strings.TrimPrefix(f.api.URL(), "http://")
 	for i := 1; i <= 3; i++ {
 		n := &fabricNode{name: "node-" + strconv.Itoa(i), address: fmt.Sprintf("172.20.%d.2", i), ns: netnstest.New(t), pods: netnstest.New(t), client: netnstest.New(t)}
@@ -211,6 +211,12 @@ func newFabric(t *testing.T, late time.Duration, flags ...func() []string) *fabr
 		t.Fatalf("build: %v\n%s", err, out)
 	}
 	return f
+}
+
+// serve writes the Service.
+func (f *fabric) serve(options ...proxiertest.ServiceOption) {
+	f.t.Helper()
+	f.api.Put(f.t, proxiertest.Service("shop", "web", append(options, proxiertest.ClusterIPs("10.96.0.80"), proxiertest.Port("http", v1.ProtocolTCP, 80))...))
 }
 
 // fabricPod is a server at an address of its own. It ends as good servers do: it accepts what is
@@ -307,8 +313,12 @@ func (f *fabric) remove(p *fabricPod) {
 
 // behind returns why a node does not have the EndpointSlice of a version.
 func (f *fabric) behind(n *fabricNode, version string) error {
+	return f.lacks(n, changetracker.Versions{EndpointSlices: version})
+}
+
+func (f *fabric) lacks(n *fabricNode, versions changetracker.Versions) error {
 	ask := programmed.Client(n.proxy.client(), func(string) string { return "http://127.0.0.1:10256/programmed" })
-	change := programmed.Change{Versions: changetracker.Versions{EndpointSlices: version}}
+	change := programmed.Change{Versions: versions}
 	report, err := ask(f.t.Context(), n.name, change)
 	if err != nil {
 		return err
@@ -499,21 +509,29 @@ func TestARollingUpdateLosesNoConnection(t *testing.T) {
 	f.follow(f.nodes...)
 	const sleep = 15 * time.Second
 	took := map[string]time.Duration{}
-	for _, name := range variants {
-		l := f.load(perSecond)
-		began := time.Now()
-		all = f.replace(all, f.rolls(sleep)[name], grace)
-		took[name] = time.Since(began)
-		f.follow(f.nodes...)
-		made, failed, first := l.end()
-		t.Logf("| %s | %d | %d | %.1f s |", name, made, failed, took[name].Seconds())
-		if name != "none" && failed > 0 {
-			t.Errorf("%s: %d of %d connections failed, want none: %s", name, failed, made, first)
+	for policy, options := range map[string][]proxiertest.ServiceOption{"Cluster": nil, "Local": {proxiertest.InternalPolicyLocal()}} {
+		f.serve(options...) // a pod is replaced on its node, so that each node has one always
+		version := strconv.FormatUint(f.api.Version(), 10)
+		for _, n := range f.nodes {
+			poll.Nil(t, n.name+" has the policy", func() error { return f.lacks(n, changetracker.Versions{Services: version}) })
 		}
-		if made == 0 || full && name == "none" && failed == 0 {
-			t.Errorf("%s: %d connections, %d failed, want some", name, made, failed)
+		for _, name := range variants {
+			l := f.load(perSecond)
+			began := time.Now()
+			all = f.replace(all, f.rolls(sleep)[name], grace)
+			took[name] = time.Since(began)
+			f.follow(f.nodes...)
+			made, failed, first := l.end()
+			t.Logf("| %s | %s | %d | %d | %.1f s |", policy, name, made, failed, took[name].Seconds())
+			if name != "none" && failed > 0 {
+				t.Errorf("%s: %d of %d connections failed, want none: %s", name, failed, made, first)
+			}
+			if made == 0 || full && name == "none" && failed == 0 {
+				t.Errorf("%s: %d connections, %d failed, want some", name, made, failed)
+			}
 		}
 	}
+	f.serve()
 	l := f.load(perSecond)
 	f.endWithACutOffNode(all[0], grace)
 	f.follow(f.nodes...)
