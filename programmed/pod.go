@@ -155,11 +155,11 @@ func (d *Departure) Changes() ([]Change, error) {
 		return nil, errors.New(strings.Join(slices.Sorted(maps.Keys(stays)), "; "))
 	}
 	if len(versions) == 0 {
-		c := Change{Versions: changetracker.Versions{EndpointSlices: d.newest}, Left: d.ownAddrs()}
-		if c.Validate() != nil {
+		left := d.ownAddrs()
+		if d.newest == "" && len(left) == 0 {
 			return nil, nil
 		}
-		return []Change{c}, nil
+		return []Change{{Versions: changetracker.Versions{EndpointSlices: d.newest}, Left: left}}, nil
 	}
 	changes := make([]Change, 0, len(versions))
 	for _, service := range slices.Sorted(maps.Keys(versions)) {

@@ -69,36 +69,52 @@ func Wait(ctx context.Context, w Waiting, c Change) error {
 		return err
 	}
 	w.Interval, w.Timeout, w.AtOnce = cmp.Or(w.Interval, 100*time.Millisecond), cmp.Or(w.Timeout, 5*time.Second), cmp.Or(w.AtOnce, 50)
-	have, behind := map[string]bool{}, map[string]error{}
-	for {
-		nodes, err := w.counting(ctx)
-		switch {
-		case err == nil:
-			before := behind
-			asked := slices.DeleteFunc(slices.Clone(nodes), func(n string) bool { return have[n] })
-			behind = w.round(ctx, c, asked)
-			for _, n := range nodes {
-				have[n] = behind[n] == nil
-			}
-			if len(behind) == 0 {
-				if len(c.Left) == 0 || len(asked) == len(nodes) {
-					return nil
-				}
-				clear(have) // a node that did not send to an endpoint may do so again: all must say it at once
-				continue
-			}
-			if ctx.Err() != nil { // it cut the answers off: those before say more
-				for n := range behind {
-					behind[n] = cmp.Or(before[n], behind[n])
-				}
-			}
-		case len(behind) == 0:
-			behind["?"] = fmt.Errorf("list nodes: %w", err)
-		}
+	a := asking{w: &w, change: c, have: map[string]bool{}, behind: map[string]error{}}
+	for !a.step(ctx) {
 		select {
 		case <-time.After(w.Interval):
 		case <-ctx.Done():
-			return &BehindError{Nodes: behind, Cause: context.Cause(ctx)}
+			return &BehindError{Nodes: a.behind, Cause: context.Cause(ctx)}
+		}
+	}
+	return nil
+}
+
+// asking is a Wait.
+type asking struct {
+	w      *Waiting
+	change Change
+	have   map[string]bool // nodes that have the change
+	behind map[string]error
+}
+
+// step asks the nodes that do not have the change yet. It reports whether all have it.
+func (a *asking) step(ctx context.Context) bool {
+	nodes, err := a.w.counting(ctx)
+	if err != nil {
+		if len(a.behind) == 0 {
+			a.behind["?"] = fmt.Errorf("list nodes: %w", err)
+		}
+		return false
+	}
+	asked := slices.DeleteFunc(slices.Clone(nodes), func(n string) bool { return a.have[n] })
+	a.ask(ctx, nodes, asked)
+	if len(a.behind) == 0 && len(a.change.Left) > 0 && len(asked) < len(nodes) {
+		a.ask(ctx, nodes, nodes) // one that did not send to an endpoint may do so again: all must say it at once
+	}
+	return len(a.behind) == 0
+}
+
+// ask asks some of the nodes.
+func (a *asking) ask(ctx context.Context, nodes, asked []string) {
+	before := a.behind
+	a.behind = a.w.round(ctx, a.change, asked)
+	for _, n := range nodes {
+		a.have[n] = a.behind[n] == nil
+	}
+	if ctx.Err() != nil { // it cut the answers off: those before say more
+		for n := range a.behind {
+			a.behind[n] = cmp.Or(before[n], a.behind[n])
 		}
 	}
 }

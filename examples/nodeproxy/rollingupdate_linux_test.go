@@ -192,8 +192,10 @@ func newFabric(t *testing.T, late time.Duration, flags ...func() []string) *fabr
 			delay = late
 		}
 		n.line = newLine(t, hub, uplink+":6443", to, delay)
-		args := []string{"--master=http://" + uplink + ":6443", "--hostname-override=" + n.name, "--healthz-bind-address=0.0.0.0:10256",
-			"--cluster-cidr=10.244.0.0/15", "--state-dir=" + t.TempDir()}
+		args := []string{
+			"--master=http://" + uplink + ":6443", "--hostname-override=" + n.name, "--healthz-bind-address=0.0.0.0:10256",
+			"--cluster-cidr=10.244.0.0/15", "--state-dir=" + t.TempDir(),
+		}
 		for _, more := range flags {
 			args = append(args, more()...)
 		}
