@@ -105,6 +105,35 @@ func TestEndpointsThatHaveLeft(t *testing.T) {
 	}
 }
 
+// A node must have what has joined as ready, at some frontend or not; who was not asked does not say it.
+func TestEndpointsThatHaveJoined(t *testing.T) {
+	pod, ready := endpointAt("10.244.0.1:8080"), sendingTo("10.244.0.1:8080")
+	ready[0].Ready, ready[0].Frontends = true, nil // its policy leaves it to other nodes
+	ejected := sendingTo("10.244.0.1:8080")
+	other := sendingTo("10.244.0.1:8080")
+	other[0].Ready, other[0].Service = true, portOf(types.NamespacedName{Namespace: "shop", Name: "other"})
+	for name, test := range map[string]struct {
+		sends []proxier.Sending
+		asked []netip.AddrPort
+		want  string
+	}{
+		"ready":          {sends: ready, asked: []netip.AddrPort{pod}},
+		"unknown":        {asked: []netip.AddrPort{pod}, want: "IPv4: it does not have endpoint 10.244.0.1:8080 of Service shop/web as ready"},
+		"not ready":      {sends: ejected, asked: []netip.AddrPort{pod}, want: "does not have endpoint"},
+		"of another one": {sends: other, asked: []netip.AddrPort{pod}, want: "does not have endpoint"},
+		"not asked":      {},
+	} {
+		report := programmed.NewReport("n", has20(test.sends...), began, test.asked...)
+		c := programmed.Change{Service: web, Versions: changetracker.Versions{EndpointSlices: "20"}, Joined: []netip.AddrPort{pod}}
+		if err := report.Missing(c); test.want == "" && err != nil || !strings.Contains(fmt.Sprint(err), test.want) {
+			t.Errorf("%s: missing %v, want %q", name, err, test.want)
+		}
+		if c.Joined, c.Left = nil, c.Joined; name == "ready" && report.Missing(c) != nil {
+			t.Errorf("%s: %v although no frontend sends to it", name, report.Missing(c))
+		}
+	}
+}
+
 // A Service that fails does not hold up a pod that its older version does not have.
 func TestAFailureElsewhereHoldsNothingUp(t *testing.T) {
 	node := has20()

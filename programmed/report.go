@@ -64,10 +64,15 @@ type Send struct {
 	Protocol  v1.Protocol    `json:"protocol,omitempty"`
 	// Frontends are those whose new connections may get it, such as "10.96.0.1:80/TCP".
 	Frontends []string `json:"frontends,omitempty"`
+	// Ready says that the node has the endpoint as a ready one. Without Frontends, it leaves it to other nodes.
+	Ready bool `json:"ready,omitempty"`
 	// FlowsOnly says that only existing flows of UDP may go on.
 	FlowsOnly bool   `json:"flowsOnly,omitempty"`
 	Reason    string `json:"reason,omitempty"`
 }
+
+// sends reports whether new connections or datagrams may go there.
+func (s *Send) sends() bool { return !s.FlowsOnly && (len(s.Frontends) > 0 || s.Reason != "") }
 
 // String says it in a sentence.
 func (s *Send) String() string {
@@ -129,7 +134,7 @@ func NewReport(node string, from Source, now time.Time, asked ...netip.AddrPort)
 func firstOfEach(all []Send, asked []netip.AddrPort) []Send {
 	first, rest, has := []Send{}, []Send(nil), map[netip.AddrPort]bool{}
 	for _, s := range all {
-		i := slices.IndexFunc(asked, func(asked netip.AddrPort) bool { return !s.FlowsOnly && !has[asked] && covers(asked, s.Endpoint) })
+		i := slices.IndexFunc(asked, func(asked netip.AddrPort) bool { return s.sends() && !has[asked] && covers(asked, s.Endpoint) })
 		if i < 0 {
 			rest = append(rest, s)
 			continue
@@ -142,7 +147,7 @@ func firstOfEach(all []Send, asked []netip.AddrPort) []Send {
 func sendOf(s *proxier.Sending) Send {
 	is := Send{
 		Endpoint: s.Endpoint, Namespace: s.Service.Namespace, Service: s.Service.Name, Port: s.Service.Port, Protocol: s.Service.Protocol,
-		FlowsOnly: s.FlowsOnly, Reason: s.Reason,
+		Ready: s.Ready, FlowsOnly: s.FlowsOnly, Reason: s.Reason,
 	}
 	for _, key := range s.Frontends {
 		is.Frontends = append(is.Frontends, key.String())
@@ -211,6 +216,9 @@ type Change struct {
 	// Left are endpoints that must not get new connections any more, whatever the EndpointSlices say;
 	// a port of 0 stands for all. They may be all that is to be waited for.
 	Left []netip.AddrPort
+	// Joined are endpoints of the Service that each node must have as ready ones. Leases do not say it: there,
+	// the Versions count.
+	Joined []netip.AddrPort
 }
 
 // Validate returns an error if there is nothing to wait for, or a version that cannot be compared.
@@ -218,8 +226,8 @@ func (c *Change) Validate() error {
 	if c.Versions == (changetracker.Versions{}) && len(c.Left) == 0 {
 		return errors.New("nothing to wait for: set Change.Versions or Change.Left")
 	}
-	if n := len(c.Left); n > mostAsked {
-		return fmt.Errorf("Change.Left has %d endpoints, want at most %d: a port of 0 stands for all of an address", n, mostAsked)
+	if n := len(c.Left) + len(c.Joined); n > mostAsked {
+		return fmt.Errorf("Change.Left and Change.Joined have %d endpoints, want at most %d: a port of 0 stands for all of an address", n, mostAsked)
 	}
 	return noOrder(c.Versions)
 }
@@ -245,6 +253,9 @@ func (r *Report) Missing(c Change) error {
 		why := f.missing(&c)
 		if why == "" {
 			why = f.stillSends(name, &c, r.Asked)
+		}
+		if why == "" {
+			why = f.lacks(name, &c, r.Asked)
 		}
 		if why != "" {
 			missing = append(missing, string(name)+": "+why)
@@ -300,12 +311,27 @@ func (f *Family) stillSends(family v1.IPFamily, c *Change, asked []netip.AddrPor
 			return "it does not say to which endpoints it sends: its proxy is older, or another one"
 		}
 		for i := range f.Sends {
-			if s := &f.Sends[i]; !s.FlowsOnly && covers(left, s.Endpoint) {
+			if s := &f.Sends[i]; s.sends() && covers(left, s.Endpoint) {
 				return s.String()
 			}
 		}
 		if f.UnlistedSends > 0 && !slices.Contains(asked, left) {
 			return fmt.Sprintf("it sends to %d endpoints that are not ready and not in the report: %v may be one of them", f.UnlistedSends, left)
+		}
+	}
+	return ""
+}
+
+// lacks returns why an endpoint that has joined gets no connections from a node that was asked for it.
+func (f *Family) lacks(family v1.IPFamily, c *Change, asked []netip.AddrPort) string {
+	for _, joined := range c.Joined {
+		if (family == v1.IPv6Protocol) != joined.Addr().Is6() || !slices.Contains(asked, joined) {
+			continue
+		}
+		if !slices.ContainsFunc(f.Sends, func(s Send) bool {
+			return s.Ready && s.Namespace == c.Service.Namespace && s.Service == c.Service.Name && covers(joined, s.Endpoint)
+		}) {
+			return fmt.Sprintf("it does not have endpoint %v of Service %v as ready", joined, c.Service)
 		}
 	}
 	return ""

@@ -172,8 +172,8 @@ func Client(client *http.Client, address func(node string) string) func(context.
 		if c.Service.Name != "" {
 			query.Set("service", c.Service.String())
 		}
-		for _, left := range c.Left[:min(len(c.Left), mostAsked)] {
-			query.Add("endpoint", formatEndpoint(left))
+		for _, endpoint := range slices.Concat(c.Left, c.Joined) {
+			query.Add("endpoint", formatEndpoint(endpoint))
 		}
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, address(node)+"?"+query.Encode(), http.NoBody)
 		if err != nil {

@@ -38,11 +38,12 @@ type family struct {
 	announcements *announcements
 	counting      *sharedReading
 	lock          lock
-	lookups       lookups
 	foreignLock   string // the last foreignLockError that was logged
 	loggedFailure string // of the last sync, if it failed as a whole
 	broken        retry  // syncs that failed as a whole
 	late          retry  // what follows programming
+
+	lookups lookups // of anybody
 
 	mu          sync.Mutex // guards all below
 	recorded    FamilyStatus

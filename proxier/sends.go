@@ -9,13 +9,16 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// Sending is why a node may still send new connections to an endpoint, or datagrams.
+// Sending is what a node knows of an endpoint, and why it may send new connections to it, or datagrams.
 type Sending struct {
 	Endpoint netip.AddrPort
 	// Service is the service port that has the endpoint; the zero name if Reason has nothing to do with one.
 	Service changetracker.ServicePortName
 	// Frontends are those whose new connections may get the endpoint, in order.
 	Frontends []desired.Key
+	// Ready says that the service port is programmed with the endpoint as a ready one: a frontend that does
+	// not send to it leaves it to other nodes, by its traffic policy or topology hints.
+	Ready bool
 	// FlowsOnly says that new connections do not get it, but that existing flows of UDP may go on, as
 	// long as their clients send and the endpoint serves.
 	FlowsOnly bool
@@ -56,8 +59,8 @@ func unready(s *desired.Service, state *changetracker.State, alike bool) (all []
 	return slices.Compact(all)
 }
 
-// Sends returns why the node may send new connections to some endpoints: to these, of which port 0
-// stands for all ports, and to all that the EndpointSlices do not have as ready. It is about what is
+// Sends returns what the node knows of some endpoints, and why it may send new connections to them: of these, of
+// which port 0 stands for all ports, and of all to which it sends that the EndpointSlices do not have as ready. It is about what is
 // programmed, without pending changes: read Status first, and what it says is in the answer. Sorted by
 // endpoint and service port. The first question about an address looks at all endpoints, unless
 // Config.Tracker.IndexEndpoints is set; the next one at what has changed.
@@ -95,7 +98,7 @@ func (f *family) sends(endpoints []netip.AddrPort) (all []Sending) {
 	for _, s := range left {
 		for _, addr := range unready(s, now.state, false) {
 			if !slices.ContainsFunc(endpoints, func(asked netip.AddrPort) bool { return covers(asked, addr) }) {
-				all = append(all, sending(s, addr, had[s.Name])...)
+				all = append(all, sending(s, addr, now.state, had[s.Name])...)
 			}
 		}
 	}
@@ -145,7 +148,7 @@ func (f *family) sendsTo(asked netip.AddrPort, now *programmed, had map[changetr
 		}
 		for addr := range s.Serving.At(asked.Addr()) { // has all of both scopes
 			if covers(asked, addr) {
-				all = append(all, sending(s, addr, failed)...)
+				all = append(all, sending(s, addr, now.state, failed)...)
 			}
 		}
 	}
@@ -166,14 +169,18 @@ func (f *family) sendsTo(asked netip.AddrPort, now *programmed, had map[changetr
 	return all
 }
 
-// sending returns why a service port sends to an endpoint; nothing if it does not.
-func sending(s *desired.Service, addr netip.AddrPort, failed *port) []Sending {
+// sending returns what a service port has to do with an endpoint that serves; nothing if it does not send to it.
+func sending(s *desired.Service, addr netip.AddrPort, state *changetracker.State, failed *port) []Sending {
 	is := Sending{Endpoint: addr, Service: s.Name, Frontends: s.Sends(addr)}
-	if len(is.Frontends) == 0 {
-		if s.Protocol != desired.UDP || !s.Serving.Has(addr) {
-			return nil
-		}
+	if listed, ok := state.Endpoint(s.Name, addr); ok && failed == nil {
+		is.Ready = listed.Ready
+	}
+	switch {
+	case len(is.Frontends) > 0 || is.Ready:
+	case s.Protocol == desired.UDP:
 		is.FlowsOnly = true
+	default:
+		return nil
 	}
 	if failed != nil {
 		is.Reason = "not programmed, the kernel has an older version: " + failed.failed.Err.Error()

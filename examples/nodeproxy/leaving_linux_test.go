@@ -26,6 +26,7 @@ type leaving struct {
 	port    string                  // of the slice of the other; empty: that of the Service
 	twice   bool                    // the pod is listed in two slices
 	unnamed bool                    // its endpoint names no pod
+	drained bool                    // the other has weight 0
 	stays   bool                    // some node sends to the pod while it serves
 }
 
@@ -40,6 +41,7 @@ func leavings() []leaving {
 		{name: "no other", stays: true},
 		{name: "another is not ready", other: proxiertest.Endpoint(leavingOther, proxiertest.OnNode("node-2"), proxiertest.NotServing()), stays: true},
 		{name: "another lacks the port", other: elsewhere, port: "another", stays: true},
+		{name: "another has weight 0", other: elsewhere, drained: true, stays: true},
 		{name: "external policy, last of its node", options: local[:1], other: elsewhere, stays: true},
 		{name: "internal policy, last of its node", options: local[1:], other: elsewhere, stays: true},
 		{name: "both policies, another on its node", options: local, other: proxiertest.Endpoint(leavingLocal, proxiertest.OnNode("node-1"))},
@@ -72,7 +74,11 @@ func (s *leavingService) publish(condition ...proxiertest.EndpointOption) {
 		return []proxiertest.SliceOption{proxiertest.SlicePort(name+"-tcp", v1.ProtocolTCP, 8080), proxiertest.SlicePort(name+"-udp", v1.ProtocolUDP, 8080)}
 	}
 	slice := func(name, port string, endpoint proxiertest.SliceOption) {
-		s.api.Put(s.t, proxiertest.Slice("shop", s.service(), discovery.AddressTypeIPv4, append(ports(port), proxiertest.SliceName(s.service()+name), endpoint)...))
+		of := proxiertest.Slice("shop", s.service(), discovery.AddressTypeIPv4, append(ports(port), proxiertest.SliceName(s.service()+name), endpoint)...)
+		if s.drained && name == "-other" {
+			of.Annotations = map[string]string{weightAnnotation: "0"}
+		}
+		s.api.Put(s.t, of)
 	}
 	pod := proxiertest.Endpoint(leavingPod, append(condition, proxiertest.OnNode("node-1"), func(e *discovery.Endpoint) {
 		if !s.unnamed {

@@ -220,6 +220,7 @@ func (c *controller) plan(pod *v1.Pod, p *plan) {
 			w.changes = append(w.changes, programmed.Change{
 				Service:  types.NamespacedName{Namespace: s.Namespace, Name: s.Name},
 				Versions: changetracker.Versions{Services: s.ResourceVersion, EndpointSlices: have.ResourceVersion},
+				Joined:   endpointsOf(have),
 			})
 		}
 	}

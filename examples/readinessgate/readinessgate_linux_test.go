@@ -254,6 +254,23 @@ func TestTheCutOffNode(t *testing.T) {
 	c.opens("pod-1")
 }
 
+// A node that has the version, but does not take the pod as an endpoint, keeps the condition False, and says it.
+func TestANodeThatDoesNotTakeThePod(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, 1)
+	c.Follow(t, c.Nodes...)
+	p := pod()
+	p.Status.PodIPs = []v1.PodIP{{IP: "169.254.0.9"}} // every proxy sets it aside
+	c.Put(t, p)
+	c.start("--report-after=1s")
+	poll.Until(t, "the condition says what the node lacks", func() bool {
+		got := c.condition("pod-1", gate)
+		return got.Status == v1.ConditionFalse && strings.Contains(got.Message, "node node-1: IPv4: it does not have endpoint 169.254.0.9:8080 of Service shop/web as ready")
+	})
+	c.Put(t, pod())
+	c.opens("pod-1")
+}
+
 // A pod that cannot serve any more is published no more: its containers are not ready, or it ends.
 func TestRemoval(t *testing.T) {
 	t.Parallel()

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/hex"
 	"hash/fnv"
+	"net/netip"
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
@@ -64,6 +65,26 @@ func sliceOf(s *v1.Service, p *v1.Pod, family v1.IPFamily) *discovery.EndpointSl
 		Ports: ports,
 	}
 }
+
+// endpointsOf returns the addresses and ports of the only endpoint of a slice of ours.
+func endpointsOf(s *discovery.EndpointSlice) (all []netip.AddrPort) {
+	addr, err := netip.ParseAddr(s.Endpoints[0].Addresses[0])
+	if err != nil {
+		return nil // no proxy uses it
+	}
+	for _, p := range s.Ports {
+		if e := netip.AddrPortFrom(addr, uint16(*p.Port)); !slices.Contains(all, e) {
+			all = append(all, e)
+		}
+	}
+	if len(all) > mostPorts {
+		return []netip.AddrPort{netip.AddrPortFrom(addr, 0)}
+	}
+	return all
+}
+
+// mostPorts is of how many ports a node is asked for each; else it is asked for any.
+const mostPorts = 16
 
 func addressOf(p *v1.Pod, family v1.IPFamily) string {
 	for _, ip := range p.Status.PodIPs {
