@@ -97,6 +97,10 @@ func (c *Choice) SameRules(o *Choice) bool {
 // Changes visits all endpoints that differ from those of an earlier Choice, in order, and maybe
 // some that do not: as they were and as they are, nil if there is none. Between States of one
 // tracker, it costs about what has changed. For the zero Choice, it visits all endpoints of c.
+//
+// It is not inlined, so that callers in other packages know that visit does not escape.
+//
+//go:noinline
 func (c *Choice) Changes(since *Choice, visit func(before, after *Endpoint)) {
 	sorted.Walk(&since.endpoints, &c.endpoints, byAddr, visit)
 }
