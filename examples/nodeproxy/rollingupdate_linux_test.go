@@ -142,8 +142,9 @@ type fabric struct {
 	api        *apitest.Server
 	nodes      []*fabricNode
 	hub        *netns.NS // between the nodes
-	prestop    string    // the program
-	kubeconfig string    // for pods
+	prestop    string    // the program, when it is built
+	built      sync.Once
+	kubeconfig string // for pods
 
 	mu        sync.Mutex // guards all below
 	endpoints []discovery.Endpoint
@@ -207,12 +208,17 @@ func newFabric(t *testing.T, late time.Duration, flags ...func() []string) *fabr
 	netnstest.Check(t, err)
 	f.kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
 	netnstest.Check(t, os.WriteFile(f.kubeconfig, []byte(strings.ReplaceAll(string(text), f.api.URL(), "http://172.20.1.1:6444")), 0o600))
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", f.prestop, "../prestop")
+	return f
+}
+
+// buildHook builds the program.
+func (f *fabric) buildHook() {
+	f.t.Helper()
+	build := exec.CommandContext(f.t.Context(), "go", "build", "-o", f.prestop, "../prestop")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
+		f.t.Fatalf("build: %v\n%s", err, out)
 	}
-	return f
 }
 
 // serve writes the Service.
@@ -340,17 +346,12 @@ func (f *fabric) follow(nodes ...*fabricNode) {
 // hook runs the program in a pod. It returns what it says, and its exit status.
 func (f *fabric) hook(p *fabricPod, deadline time.Duration) (says string, status int) {
 	f.t.Helper()
-	return f.hookOf(p.node, p.name, p.address, deadline)
-}
-
-// hookOf is hook for any pod.
-func (f *fabric) hookOf(n *fabricNode, name, address string, deadline time.Duration) (says string, status int) {
-	f.t.Helper()
+	f.built.Do(f.buildHook)
 	hook := exec.Command(f.prestop, "--kubeconfig="+f.kubeconfig, "--deadline="+deadline.String())
-	hook.Env = []string{"POD_NAME=" + name, "POD_NAMESPACE=shop", "POD_IPS=" + address}
+	hook.Env = []string{"POD_NAME=" + p.name, "POD_NAMESPACE=shop", "POD_IPS=" + p.address}
 	var output strings.Builder
 	hook.Stderr = &output
-	netnstest.Check(f.t, n.pods.Do(hook.Start))
+	netnstest.Check(f.t, p.node.pods.Do(hook.Start))
 	_ = hook.Wait() // the exit status says it
 	return output.String(), hook.ProcessState.ExitCode()
 }
