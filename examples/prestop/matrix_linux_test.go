@@ -32,7 +32,7 @@ func (e *ending) String() string {
 func endings() (all []*ending) {
 	for _, policy := range []string{"Cluster", "internal Local", "external Local", "both Local"} {
 		for _, others := range []string{
-			"none", "on another node", "on the same node", "not ready", "ending", "ending, not serving", "without its port", "at an invalid address", "of IPv6", "in another zone",
+			"none", "on another node", "on the same node", "not ready", "ending", "ending, not serving", "without its port", "at an invalid address", "of IPv6", "in another zone", "ejected",
 		} {
 			for _, pod := range []string{"listed once", "listed twice", "not named", "of another kind"} {
 				for _, objects := range []string{"known", "late", "deleted before"} {
@@ -90,7 +90,7 @@ func (e *ending) slices(condition proxiertest.EndpointOption) []*discovery.Endpo
 	}
 	family, port, other := discovery.AddressTypeIPv4, "http", proxiertest.SliceOption(nil)
 	switch e.others {
-	case "on another node":
+	case "on another node", "ejected":
 		other = on("node-2")
 	case "on the same node":
 		other = on("node-1")
@@ -123,9 +123,22 @@ func (e *ending) put(c *testCluster, condition proxiertest.EndpointOption) {
 	}
 }
 
+// eject has all nodes eject the other endpoint.
+func (e *ending) eject(c *testCluster) {
+	for _, n := range c.Nodes {
+		n.Eject(portNamed(e.name()), e.at(1))
+		poll.Until(c.t, "the endpoint is ejected", func() bool { return !e.has(n, e.at(1)) })
+	}
+}
+
+func (e *ending) at(last int) netip.AddrPort {
+	return netip.AddrPortFrom(netip.MustParseAddr(e.ip(last)), 8080)
+}
+
 // drawn reports whether a node's engine has the pod as an endpoint of a frontend.
-func (e *ending) drawn(n *fleet.Node) bool {
-	endpoint := netip.AddrPortFrom(netip.MustParseAddr(e.ip(0)), 8080)
+func (e *ending) drawn(n *fleet.Node) bool { return e.has(n, e.at(0)) }
+
+func (e *ending) has(n *fleet.Node, endpoint netip.AddrPort) bool {
 	for name, s := range n.Engine.Services() {
 		for _, f := range s.Frontends {
 			if name.Name == e.name() && (f.Action == desired.Forward && s.Endpoints(f.Scope).Has(endpoint) || f.ShortCircuit && s.Cluster.Has(endpoint)) {
@@ -139,6 +152,9 @@ func (e *ending) drawn(n *fleet.Node) bool {
 // test runs the hook of the pod. It must end when no node has the pod any more, and not before.
 func (e *ending) test(t *testing.T, c *testCluster) {
 	t.Helper()
+	if e.others == "ejected" {
+		e.eject(c)
+	}
 	var h *hook
 	start := func() { h = c.hookOf(t.Context(), e.name(), e.ip(0), "--deadline=10s") }
 	switch e.objects {

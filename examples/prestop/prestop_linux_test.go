@@ -165,6 +165,29 @@ func TestTheListIsFresh(t *testing.T) {
 	}
 }
 
+// The API server has forgotten the versions from which the hook and the nodes watch: they list again.
+func TestTheHookListsAgain(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, 2)
+	c.put("web", pod("1", false), pod("2", false))
+	c.Follow(t, c.Nodes...)
+	h := c.hook(t.Context(), "1")
+	c.watched()
+	c.Stop()
+	c.Compact()
+	c.put("web", pod("1", true), pod("2", false))
+	c.Start(t)
+	<-h.ended
+	if h.err != nil {
+		t.Errorf("the hook ended with %v, want no error", h.err)
+	}
+	for i, n := range c.Nodes {
+		if n.Sends("web", "10.244.0.1") {
+			t.Errorf("node %d sends to the pod", i+1)
+		}
+	}
+}
+
 // A pod that stays in its EndpointSlice: the error says so.
 func TestAPodThatStays(t *testing.T) {
 	t.Parallel()

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"strconv"
 	"sync"
 	"testing"
@@ -125,6 +126,12 @@ func (f *Fleet) Follow(tb testing.TB, nodes ...*Node) {
 			return report.Missing(programmed.Change{Versions: changetracker.Versions{EndpointSlices: version}})
 		})
 	}
+}
+
+// Eject has a node give no new connections to an endpoint, as its health checks do.
+func (n *Node) Eject(name changetracker.ServicePortName, endpoint netip.AddrPort) {
+	n.proxy.Tracker().Override(name, endpoint, changetracker.Override{Eject: true})
+	n.proxy.Trigger()
 }
 
 // Sends reports whether a node sends connections of a Service to an address.
