@@ -86,11 +86,12 @@ func ParseEndpoint(text string) (netip.AddrPort, error) {
 	if err != nil {
 		return endpoint, fmt.Errorf("endpoint %q: want ADDRESS or ADDRESS:PORT", text)
 	}
-	return netip.AddrPortFrom(endpoint.Addr().Unmap(), endpoint.Port()), nil
+	return unmapped(endpoint), nil
 }
 
 // formatEndpoint is the inverse of ParseEndpoint.
 func formatEndpoint(e netip.AddrPort) string {
+	e = unmapped(e)
 	if e.Port() == 0 {
 		return e.Addr().String()
 	}

@@ -80,6 +80,7 @@ func TestEndpointsThatHaveLeft(t *testing.T) {
 		"flows only":                 {sends: flows, asked: []netip.AddrPort{pod}, left: pod},
 		"it fails":                   {sends: failing, left: pod, want: "(not programmed, the kernel has an older version: no room)"},
 		"sockets":                    {sends: lingering, left: pod, want: "it still sends to 10.244.0.1:0: (connected UDP sockets may still send to it)"},
+		"mapped":                     {sends: sendingTo("10.244.0.1:8080"), left: endpointAt("[::ffff:10.244.0.1]:8080"), want: "still sends to 10.244.0.1:8080"},
 		"it is behind":               {left: pod, version: "21", want: "EndpointSlices are those of version 20, want 21"},
 		"it cannot say":              {left: pod, edit: func(r *programmed.Report) { r.Families[v1.IPv4Protocol] = programmed.Family{EndpointSlices: "20"} }, want: "it does not say to which endpoints it sends"},
 		"it has too many to list":    {sends: sendingTo("10.244.0.3:8080", "10.244.0.4:8080"), left: pod, edit: func(r *programmed.Report) { r.Limit(1, 10) }, want: "it sends to 1 endpoints that are not ready and not in the report"},

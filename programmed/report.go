@@ -304,6 +304,7 @@ func (f *Family) missing(c *Change) string {
 // stillSends returns why new connections may go to an endpoint that has left.
 func (f *Family) stillSends(family v1.IPFamily, c *Change, asked []netip.AddrPort) string {
 	for _, left := range c.Left {
+		left = unmapped(left)
 		if (family == v1.IPv6Protocol) != left.Addr().Is6() {
 			continue
 		}
@@ -325,6 +326,7 @@ func (f *Family) stillSends(family v1.IPFamily, c *Change, asked []netip.AddrPor
 // lacks returns why an endpoint that has joined gets no connections from a node that was asked for it.
 func (f *Family) lacks(family v1.IPFamily, c *Change, asked []netip.AddrPort) string {
 	for _, joined := range c.Joined {
+		joined = unmapped(joined)
 		if (family == v1.IPv6Protocol) != joined.Addr().Is6() || !slices.Contains(asked, joined) {
 			continue
 		}
@@ -336,6 +338,9 @@ func (f *Family) lacks(family v1.IPFamily, c *Change, asked []netip.AddrPort) st
 	}
 	return ""
 }
+
+// unmapped returns an endpoint as nodes have it: IPv4 in IPv6 as IPv4.
+func unmapped(e netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(e.Addr().Unmap(), e.Port()) }
 
 // covers reports whether an endpoint is one of those that left stands for.
 func covers(left, endpoint netip.AddrPort) bool {

@@ -3,6 +3,8 @@ package proxier
 import (
 	"context"
 
+	v1 "k8s.io/api/core/v1"
+
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
@@ -30,4 +32,12 @@ func (p *Proxier) ProblemCounts() map[changetracker.Reason]int {
 
 func (p *Proxier) WaitForModule(ctx context.Context, err error) bool {
 	return p.families[0].waitForModule(ctx, err)
+}
+
+// Lookups is how many addresses of endpoints were asked for and are remembered.
+func (p *Proxier) Lookups(family v1.IPFamily) int {
+	l := &p.family(family).lookups
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.names)
 }

@@ -5,14 +5,18 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// mostLookups bounds the addresses that lookups remembers.
-const mostLookups = 1024
+// mostLookups bounds the addresses that lookups remembers, lookupsFor how long after the last question.
+const (
+	mostLookups = 1024
+	lookupsFor  = time.Minute
+)
 
 // lookups finds the service ports that have an endpoint with an address. The first question about
 // an address looks at all endpoints, a later one at what has changed since. So who asks nothing pays
@@ -20,6 +24,7 @@ const mostLookups = 1024
 type lookups struct {
 	mu    sync.Mutex // guards all below
 	state *changetracker.State
+	asked time.Time // the last question
 	// names are those of each address that was asked for, and addrs the addresses of each of their Services.
 	names map[netip.Addr]map[changetracker.ServicePortName]bool
 	addrs map[types.NamespacedName]map[netip.Addr]bool
@@ -29,6 +34,7 @@ type lookups struct {
 func (l *lookups) find(state *changetracker.State, asked []netip.Addr) map[netip.Addr][]changetracker.ServicePortName {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.asked = time.Now()
 	if l.names == nil || len(l.names)+len(asked) > mostLookups {
 		l.names, l.addrs = map[netip.Addr]map[changetracker.ServicePortName]bool{}, map[types.NamespacedName]map[netip.Addr]bool{}
 	}
@@ -49,6 +55,17 @@ func (l *lookups) find(state *changetracker.State, asked []netip.Addr) map[netip
 		found[addr] = slices.SortedFunc(maps.Keys(l.names[addr]), changetracker.ServicePortName.Compare)
 	}
 	return found
+}
+
+// forget drops all if nobody has asked for long: it keeps a State in memory.
+func (l *lookups) forget(now time.Time) {
+	if !l.mu.TryLock() { // somebody asks
+		return
+	}
+	defer l.mu.Unlock()
+	if l.state != nil && now.Sub(l.asked) > lookupsFor {
+		l.state, l.names, l.addrs = nil, nil, nil
+	}
 }
 
 // follow takes over what has changed.

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 
+	v1 "k8s.io/api/core/v1"
+
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 )
@@ -59,14 +61,21 @@ func unready(s *desired.Service, state *changetracker.State, alike bool) (all []
 	return slices.Compact(all)
 }
 
-// Sends returns what the node knows of some endpoints, and why it may send new connections to them: of these, of
-// which port 0 stands for all ports, and of all to which it sends that the EndpointSlices do not have as ready. It is about what is
-// programmed, without pending changes: read Status first, and what it says is in the answer. Sorted by
-// endpoint and service port. The first question about an address looks at all endpoints, unless
-// Config.Tracker.IndexEndpoints is set; the next one at what has changed.
+// Sends returns what the node knows of some endpoints, and why it may send new connections to them: of
+// these, of which port 0 stands for all ports, and of all to which it sends although the EndpointSlices
+// do not have them as ready. It is about what is programmed, without pending changes: read Status first,
+// and what it says is in the answer. Sorted by endpoint and service port. The first question about an
+// address looks at all endpoints, unless Config.Tracker.IndexEndpoints is set; the next one at what has
+// changed.
 func (p *Proxier) Sends(endpoints ...netip.AddrPort) (all []Sending) {
 	for _, f := range p.families {
-		all = append(all, f.sends(endpoints)...)
+		var own []netip.AddrPort
+		for _, e := range endpoints {
+			if e = netip.AddrPortFrom(e.Addr().Unmap(), e.Port()); e.Addr().Is4() == (f.name == v1.IPv4Protocol) {
+				own = append(own, e)
+			}
+		}
+		all = append(all, f.sends(own)...)
 	}
 	slices.SortStableFunc(all, func(a, b Sending) int {
 		if c := a.Endpoint.Compare(b.Endpoint); c != 0 {
@@ -104,7 +113,6 @@ func (f *family) sends(endpoints []netip.AddrPort) (all []Sending) {
 	}
 	find := f.namesOf(&now, endpoints)
 	for _, asked := range endpoints {
-		asked = netip.AddrPortFrom(asked.Addr().Unmap(), asked.Port())
 		all = append(all, f.sendsTo(asked, &now, had, find(asked.Addr()))...)
 	}
 	return all
@@ -128,7 +136,7 @@ func (f *family) namesOf(now *programmed, endpoints []netip.AddrPort) func(netip
 	default:
 		addrs := make([]netip.Addr, 0, len(endpoints))
 		for _, asked := range endpoints {
-			addrs = append(addrs, asked.Addr().Unmap())
+			addrs = append(addrs, asked.Addr())
 		}
 		found := f.lookups.find(now.state, addrs)
 		return func(addr netip.Addr) iter.Seq[changetracker.ServicePortName] { return slices.Values(found[addr]) }
@@ -137,7 +145,7 @@ func (f *family) namesOf(now *programmed, endpoints []netip.AddrPort) func(netip
 
 // covers reports whether an endpoint is asked for.
 func covers(asked, endpoint netip.AddrPort) bool {
-	return asked.Addr().Unmap() == endpoint.Addr() && (asked.Port() == 0 || asked.Port() == endpoint.Port())
+	return asked.Addr() == endpoint.Addr() && (asked.Port() == 0 || asked.Port() == endpoint.Port())
 }
 
 // sendsTo returns why the node may send to an endpoint.

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
@@ -126,6 +127,26 @@ func TestSendsIsWhatTheEngineHas(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestLookupsAreForgotten: nobody has asked for a minute, so that no old State stays in memory.
+func TestLookupsAreForgotten(t *testing.T) {
+	run(t, withoutRetries(), func(t *testing.T, f *fixture) {
+		f.synced()
+		for i, want := range []int{1, 1, 0, 0} {
+			f.OnServiceAdd(service("a", fmt.Sprintf("10.96.0.%d", 1+i)))
+			if err := f.Sync(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if i == 0 {
+				f.Sends(netip.MustParseAddrPort("10.244.0.1:80"))
+			}
+			if got := f.Lookups(v1.IPv4Protocol); got != want {
+				t.Errorf("after %d minutes %d addresses are remembered, want %d", i/2, got, want)
+			}
+			pass(40 * time.Second)
+		}
+	})
 }
 
 func sortedSet(texts []string) []string {

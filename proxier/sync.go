@@ -194,6 +194,7 @@ func (f *family) follow(ctx context.Context, step changetracker.Step, o *outcome
 			resolved: desired.NewResolved(o.state, f.resolver, f.globals),
 		}
 	})
+	f.lookups.forget(o.Started)
 	announced := f.announcements.announceProgrammed(ctx, o)
 	f.setLasting(&f.unannounced, ConditionAnnouncements, announced, "VIPs are not announced or withdrawn, will be retried")
 	o.watch.last = time.Now()

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/apitest"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/programmed"
@@ -42,7 +43,7 @@ type node struct {
 
 func (n *node) Sends(...netip.AddrPort) (all []proxier.Sending) {
 	if to := n.sends.Load(); to != nil {
-		all = append(all, proxier.Sending{Endpoint: *to, Service: changetracker.ServicePortName{NamespacedName: web}})
+		all = append(all, proxier.Sending{Endpoint: *to, Service: changetracker.ServicePortName{NamespacedName: web}, Frontends: []desired.Key{{Port: 30080, Protocol: desired.TCP}}})
 	}
 	return all
 }
