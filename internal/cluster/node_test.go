@@ -62,8 +62,10 @@ type process struct {
 	broken   [len(families)]bool                          // the last Apply failed as a whole
 	// failing are the service ports that the last Apply with them failed for, and when.
 	failing [len(families)]map[changetracker.ServicePortName]time.Time
-	again   [len(families)]bool // the next Update may be full
-	moved   [len(families)]bool // the node is in another zone, which may not be programmed
+	// differed is when an event made a difference to a service port last.
+	differed [len(families)]map[changetracker.ServicePortName]time.Time
+	again    [len(families)]bool // the next Update may be full
+	moved    [len(families)]bool // the node is in another zone, which may not be programmed
 }
 
 // followLimit is how long a change may take from its event to the kernel: a running Apply, the
@@ -90,7 +92,7 @@ func (n *node) start() {
 	}
 	engines := map[v1.IPFamily]proxier.Engine{}
 	for i, family := range families {
-		p.dirty[i], p.failing[i] = map[types.NamespacedName]bool{}, map[changetracker.ServicePortName]time.Time{}
+		p.dirty[i], p.failing[i], p.differed[i] = map[types.NamespacedName]bool{}, map[changetracker.ServicePortName]time.Time{}, map[changetracker.ServicePortName]time.Time{}
 		engine := n.sim.quirks.wrapEngine(&engine{node: n, proc: p, family: i})
 		engines[family] = &checked{Engine: engine, node: n, proc: p, family: i}
 	}
@@ -225,8 +227,11 @@ func (p *process) observe(k kind, key string, objects [2]metav1.Object, c change
 			p.dirty[i][service] = true
 		}
 		p.node.sim.after(p.node.sim.span(0, followLimit, "claim", p.node.id, int(now.UnixNano())), func() { p.checkClaim(i, service) })
-		n := different(before[i], after[i])
-		if n == 0 {
+		differ := different(before[i], after[i])
+		for _, name := range differ {
+			p.differed[i][name] = now
+		}
+		if len(differ) == 0 {
 			continue // and if the kernel fails now, the runner need not try again at once
 		}
 		if p.complete == [kinds]bool{true, true} {
@@ -234,7 +239,7 @@ func (p *process) observe(k kind, key string, objects [2]metav1.Object, c change
 		}
 		if c != (change{}) {
 			p.pending[i] = append(p.pending[i], c)
-			p.node.sim.stats.touched[p.node.id] += n
+			p.node.sim.stats.touched[p.node.id] += len(differ)
 		}
 	}
 }
@@ -288,7 +293,8 @@ func (p *process) checkFollowed(family int, service types.NamespacedName, since 
 		return
 	}
 	for name, at := range p.failing[family] {
-		if name.NamespacedName == service && !at.Before(since) {
+		// One that failed before is tried again after a pause of its own, also if another port of the Service changes.
+		if name.NamespacedName == service && (!at.Before(since) || !at.Before(p.differed[family][name])) {
 			return
 		}
 	}

@@ -126,18 +126,18 @@ func (v *view) rules(service types.NamespacedName, family v1.IPFamily) map[chang
 }
 
 // different counts the service ports that differ.
-func different(a, b map[changetracker.ServicePortName]*rule) (n int) {
+func different(a, b map[changetracker.ServicePortName]*rule) (names []changetracker.ServicePortName) {
 	for name, r := range a {
 		if !r.equal(b[name]) {
-			n++
+			names = append(names, name)
 		}
 	}
 	for name, r := range b {
 		if _, known := a[name]; !known && r != nil {
-			n++
+			names = append(names, name)
 		}
 	}
-	return n
+	return names
 }
 
 // has reports whether an endpoint is in any slice of its Service.
