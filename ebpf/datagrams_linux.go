@@ -223,8 +223,12 @@ func (d *datagrams) lingers(endpoint netip.AddrPort) (why string) {
 // looked takes over that a look which began with these endpoints has left some sockets.
 func (d *datagrams) looked(began []netip.AddrPort, left []connected) {
 	d.unseen = max(d.unseen-1, 0)
+	stuck := make(map[netip.AddrPort]bool, len(left))
+	for _, c := range left {
+		stuck[c.endpoint] = true
+	}
 	for _, e := range began {
-		if slices.ContainsFunc(left, func(c connected) bool { return c.endpoint == e }) {
+		if stuck[e] {
 			continue
 		}
 		if d.lingering[e]--; d.lingering[e] <= 0 {

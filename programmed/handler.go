@@ -15,7 +15,7 @@ const (
 	mostAsked    = 32 // endpoints
 	mostListed   = 100
 	longestText  = 256
-	lookShare    = 10 // a part of the time, that answers take at most
+	lookShare    = 10 // answers take a tenth of the time at most
 	shortestLook = time.Millisecond
 )
 

@@ -27,9 +27,10 @@ func (e *NotLeftError) Error() string {
 func (e *NotLeftError) Unwrap() error { return e.Cause }
 
 // WaitUntilLeft waits until no node sends new connections to a pod that ends: until its
-// EndpointSlices have it as ready no more, and all nodes have programmed that and say that they do not send
-// to it: a node without a better endpoint sends to one that ends. When ctx ends first, the error is a *NotLeftError, or has the *programmed.BehindError of each Service whose
-// change some nodes do not have. An API server that refuses is asked again until then.
+// EndpointSlices have it as ready no more, and all nodes have programmed that and say that they do
+// not send to it: a node without a better endpoint sends to one that ends. When ctx ends first, the
+// error is a *NotLeftError, or has the *programmed.BehindError of each Service for which some nodes
+// are behind. An API server that refuses is asked again until then.
 func (c *Client) WaitUntilLeft(ctx context.Context, pod programmed.Pod, w programmed.Waiting) error {
 	changes, err := c.untilListed(ctx, pod)
 	if err != nil {
