@@ -4,16 +4,17 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	discovery "k8s.io/api/discovery/v1"
 	"k8s.io/client-go/rest"
 
 	"github.com/serviceplane/serviceplane/internal/chance"
+	"github.com/serviceplane/serviceplane/internal/endings"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
@@ -22,45 +23,25 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// leaving is a Service whose pod on node-1 ends, with another endpoint or none.
-type leaving struct {
-	name    string
-	options []proxiertest.ServiceOption
-	other   proxiertest.SliceOption // nil: none
-	port    string                  // of the slice of the other; empty: that of the Service
-	twice   bool                    // the pod is listed in two slices
-	unnamed bool                    // its endpoint names no pod
-	drained bool                    // the other has weight 0
-	stays   bool                    // some node sends to the pod while it serves
-}
-
-const leavingPod, leavingOther, leavingLocal = "10.244.1.200", "10.244.2.200", "10.244.1.201"
-
-func leavings() []leaving {
-	elsewhere := proxiertest.Endpoint(leavingOther, proxiertest.OnNode("node-2"))
-	external, internal := proxiertest.ExternalPolicyLocal(), proxiertest.InternalPolicyLocal()
-	local := []proxiertest.ServiceOption{external, internal}
-	return []leaving{
-		{name: "another is ready", other: elsewhere},
-		{name: "no other", stays: true},
-		{name: "another is not ready", other: proxiertest.Endpoint(leavingOther, proxiertest.OnNode("node-2"), proxiertest.NotServing()), stays: true},
-		{name: "another lacks the port", other: elsewhere, port: "another", stays: true},
-		{name: "another has weight 0", other: elsewhere, drained: true, stays: true},
-		{name: "external policy, last of its node", options: local[:1], other: elsewhere, stays: true},
-		{name: "internal policy, last of its node", options: local[1:], other: elsewhere, stays: true},
-		{name: "both policies, another on its node", options: local, other: proxiertest.Endpoint(leavingLocal, proxiertest.OnNode("node-1"))},
-		{name: "session affinity", options: []proxiertest.ServiceOption{proxiertest.ClientAffinity(time.Hour)}, other: elsewhere},
-		{name: "listed twice", other: elsewhere, twice: true},
-		{name: "not named", other: elsewhere, unnamed: true},
-	}
-}
-
-// leavingService is a leaving in a fabric.
+// leavingService is an Ending in a fabric.
 type leavingService struct {
-	*leaving
+	*endings.Ending
 	*fabric
 
 	number int
+	ended  chan error // by the hook
+}
+
+// leaving gives an Ending its addresses. Others may have them when it is removed.
+func (f *fabric) leaving(e *endings.Ending, number int) *leavingService {
+	const slots = 50
+	slot := number % slots
+	e.Name = fmt.Sprintf("leaving-%d", number)
+	e.IP, e.Near = fmt.Sprintf("10.244.1.%d", 128+slot), fmt.Sprintf("10.244.1.%d", 128+slots+slot)
+	if e.Far = fmt.Sprintf("10.244.2.%d", 128+slot); e.Others == "ejected" {
+		e.Far = "10.244.2.3" // nobody answers
+	}
+	return &leavingService{e, f, number, make(chan error, 1)}
 }
 
 func (s *leavingService) vip() netip.AddrPort {
@@ -69,36 +50,28 @@ func (s *leavingService) vip() netip.AddrPort {
 
 func (s *leavingService) nodePort() uint16 { return uint16(30100 + 2*s.number) }
 
-func (s *leavingService) service() string { return fmt.Sprintf("leaving-%d", s.number) }
-
-// publish writes the objects, with the pod in this condition.
-func (s *leavingService) publish(condition ...proxiertest.EndpointOption) {
+// publish writes the objects, with the pod in this condition; nil means ready.
+func (s *leavingService) publish(condition proxiertest.EndpointOption) {
 	s.t.Helper()
-	ports := func(name string) []proxiertest.SliceOption {
-		return []proxiertest.SliceOption{proxiertest.SlicePort(name+"-tcp", v1.ProtocolTCP, 8080), proxiertest.SlicePort(name+"-udp", v1.ProtocolUDP, 8080)}
+	service := s.Service(proxiertest.ClusterIPs(s.vip().Addr().String()),
+		proxiertest.NodePort("web-tcp", v1.ProtocolTCP, 80, int32(s.nodePort())), proxiertest.NodePort("web-udp", v1.ProtocolUDP, 80, int32(s.nodePort())+1))
+	if s.Others == "ejected" {
+		service.Annotations = map[string]string{healthAnnotation: "tcp interval=1s"}
 	}
-	slice := func(name, port string, endpoint proxiertest.SliceOption) {
-		of := proxiertest.Slice("shop", s.service(), discovery.AddressTypeIPv4, append(ports(port), proxiertest.SliceName(s.service()+name), endpoint)...)
-		if s.drained && name == "-other" {
-			of.Annotations = map[string]string{weightAnnotation: "0"}
+	s.api.Put(s.t, service)
+	for _, slice := range s.Slices(condition) {
+		if s.Others == "with weight 0" && strings.HasSuffix(slice.Name, "-others") {
+			slice.Annotations = map[string]string{weightAnnotation: "0"}
 		}
-		s.api.Put(s.t, of)
+		s.api.Put(s.t, slice)
 	}
-	pod := proxiertest.Endpoint(leavingPod, append(condition, proxiertest.OnNode("node-1"), func(e *discovery.Endpoint) {
-		if !s.unnamed {
-			e.TargetRef = &v1.ObjectReference{Kind: "Pod", Name: s.service()}
-		}
-	})...)
-	if s.other != nil {
-		port := s.port
-		if port == "" {
-			port = "web"
-		}
-		slice("-other", port, s.other)
-	}
-	slice("-pod", "web", pod)
-	if s.twice {
-		slice("-again", "web", pod)
+}
+
+// unlist deletes the EndpointSlices.
+func (s *leavingService) unlist() {
+	s.t.Helper()
+	for _, slice := range s.Slices(nil) {
+		s.api.Delete(s.t, slice)
 	}
 }
 
@@ -113,7 +86,7 @@ func (s *leavingService) reach(rounds int) (made, reached int64) {
 			asking.Go(func() {
 				count.Add(1)
 				answer, err := netns.Ask(s.t.Context(), from, network, to, netns.AskOptions{Timeout: time.Second})
-				if err == nil && answer.Local.Addr() == netip.MustParseAddr(leavingPod) {
+				if err == nil && answer.Local.Addr() == netip.MustParseAddr(s.IP) {
 					hits.Add(1)
 				}
 			})
@@ -140,50 +113,111 @@ func (s *leavingService) waitUntilLeft() error {
 	}
 	asking := &http.Client{Transport: &http.Transport{DialContext: from.Dial, MaxIdleConnsPerHost: 1}}
 	defer asking.CloseIdleConnections()
-	return client.WaitUntilLeft(s.t.Context(), programmed.Pod{Namespace: "shop", Name: s.service(), IPs: []string{leavingPod}}, client.Dial(cluster.NodeOptions{Client: asking}))
+	return client.WaitUntilLeft(s.t.Context(), programmed.Pod{Namespace: "shop", Name: s.Name, IPs: []string{s.IP}}, client.Dial(cluster.NodeOptions{Client: asking}))
 }
 
-// test ends the pod. The hook must not end while some node sends to the pod, and after the hook, none does.
-func (s *leavingService) test() {
+// begin has the pod ready on all nodes, and the other endpoint ejected if that is wanted.
+func (s *leavingService) begin() {
 	s.t.Helper()
-	options := append([]proxiertest.ServiceOption{
-		proxiertest.ClusterIPs(s.vip().Addr().String()), proxiertest.NodePort("web-tcp", v1.ProtocolTCP, 80, int32(s.nodePort())),
-		proxiertest.NodePort("web-udp", v1.ProtocolUDP, 80, int32(s.nodePort())+1),
-	}, s.options...)
-	s.api.Put(s.t, proxiertest.Service("shop", s.service(), options...))
-	s.publish()
+	s.publish(nil)
 	s.follow(s.nodes...)
-	poll.Until(s.t, s.name+": connections reach the pod before it ends", func() bool { _, reached := s.reach(1); return reached > 0 })
-	ended := make(chan error, 1)
-	go func() { ended <- s.waitUntilLeft() }()
-	s.publish(proxiertest.Terminating())
-	s.follow(s.nodes...)
-	began := time.Now()
-	if s.stays {
-		if made, reached := s.reach(4); reached == 0 {
-			s.t.Errorf("%s: none of %d connections reaches the pod, although no node has a better endpoint", s.name, made)
-		}
-		select {
-		case err := <-ended:
-			s.t.Errorf("%s: the hook has ended with %v, but nodes still send to the pod", s.name, err)
-			return
-		default:
-		}
+	if s.Others == "ejected" {
+		other := []netip.AddrPort{netip.AddrPortFrom(netip.MustParseAddr(s.Far), 8080)}
+		// Ports of UDP are not checked, and on other nodes it may be the last one, which stays.
+		poll.Until(s.t, "the node of the pod ejects the other endpoint", func() bool {
+			err := s.lacks(s.nodes[0], programmed.Change{Left: other})
+			return err == nil || !strings.Contains(err.Error(), `"web-tcp"`)
+		})
+	}
+	poll.Until(s.t, s.String()+": connections reach the pod before it ends", func() bool { _, reached := s.reach(1); return reached > 0 })
+}
+
+// end starts the hook, and writes that the pod ends. It returns the nodes that can know it.
+func (s *leavingService) end() (following []*fabricNode) {
+	s.t.Helper()
+	hook := func() { go func() { s.ended <- s.waitUntilLeft() }() }
+	late := s.nodes[2].line
+	switch s.Objects {
+	case "known":
+		s.publish(proxiertest.Terminating())
+		hook()
+	case "late":
+		hook()
+		s.publish(proxiertest.Terminating())
+	case "listed again":
+		hook()
+		s.api.Stop()
+		s.publish(proxiertest.Terminating())
+		s.api.Compact()
+		s.api.Start(s.t)
+	case "late at one node":
+		late.cut()
+		hook()
+		s.publish(proxiertest.Terminating())
+		return s.nodes[:2]
+	case "deleted before":
+		late.cut()
+		s.unlist()
+		hook()
+		return s.nodes[:2]
+	}
+	return s.nodes
+}
+
+func (s *leavingService) hasEnded() bool {
+	select {
+	case err := <-s.ended:
+		s.ended <- err
+		return true
+	default:
+		return false
+	}
+}
+
+// stillReached reports whether connections reach the pod, and the hook waits for that. After the hook, none may.
+func (s *leavingService) stillReached() bool {
+	s.t.Helper()
+	ended := s.hasEnded()
+	made, reached := s.reach(4)
+	if ended && reached > 0 {
+		s.t.Errorf("%v: the hook has ended, and %d of %d connections reach the pod", s, reached, made)
+	}
+	return reached > 0 && !s.hasEnded()
+}
+
+// test ends the pod. The hook must not end while some node sends to the pod, and after the hook, none does. It returns
+// how long the hook took after no node sent to the pod any more.
+func (s *leavingService) test() (took time.Duration) {
+	s.t.Helper()
+	s.begin()
+	following := s.end()
+	s.follow(following...)
+	began, reached := time.Now(), s.stillReached()
+	if len(following) < len(s.nodes) {
+		s.nodes[2].line.open()
+		s.follow(s.nodes...)
+		began, reached = time.Now(), s.stillReached()
+	}
+	if reached {
 		s.publish(proxiertest.NotServing())
 		s.follow(s.nodes...)
 		began = time.Now()
 	}
-	err := <-ended
-	took := time.Since(began)
-	made, reached := s.reach(12)
-	if err != nil || made < 200 || reached > 0 {
-		s.t.Errorf("%s: the hook ended with %v, then %d of %d connections reached the pod, want no error and none of 200 or more", s.name, err, reached, made)
+	err := <-s.ended
+	took = time.Since(began)
+	made, hits := s.reach(12)
+	if err != nil || made < 200 || hits > 0 {
+		s.t.Errorf("%v: the hook ended with %v, then %d of %d connections reached the pod, want no error and none of 200 or more", s, err, hits, made)
 	}
-	s.t.Logf("%s: the hook ended %v after all nodes had the change; then none of %d new connections and datagrams reached the pod", s.name, took.Round(time.Millisecond), made)
+	s.api.Delete(s.t, s.Service())
+	s.unlist()
+	s.follow(s.nodes...)
+	return took
 }
 
 // TestNoConnectionReachesThePodAfterTheHook, in every mode that this kernel has, whatever the traffic policies, the
-// other endpoints and the EndpointSlices are: with real nodes, packets and hooks.
+// topology, the other endpoints and the EndpointSlices are, and whenever the nodes and the hook see them: with real
+// nodes, packets and hooks.
 func TestNoConnectionReachesThePodAfterTheHook(t *testing.T) {
 	t.Parallel()
 	modes := []mode{modeNFTables, modeIPTables, modeEBPF, modeUserspace}
@@ -194,19 +228,20 @@ func TestNoConnectionReachesThePodAfterTheHook(t *testing.T) {
 		t.Run(string(m), func(t *testing.T) {
 			t.Parallel()
 			f := newFabric(t, 0, func() []string {
+				flags := []string{"--endpoint-health", "--proxy-mode=" + string(m)}
 				if m == modeEBPF {
-					return append(newBPFWorld(t).flags(), "--proxy-mode=ebpf")
+					flags = append(flags, newBPFWorld(t).flags()...)
 				}
-				return []string{"--proxy-mode=" + string(m)}
+				return flags
 			})
 			for i, n := range f.nodes {
 				server, err := netns.Serve(t.Context(), n.pods, fmt.Sprintf("pods-%d", i+1), 8080)
 				netnstest.Check(t, err)
 				t.Cleanup(func() { netnstest.Check(t, server.Close()) })
 			}
-			for i, l := range chance.Some(t, 5, leavings()...) {
-				s := &leavingService{&l, f, i}
-				s.test()
+			for i, e := range chance.Some(t, 5, endings.Pairs()...) {
+				s := f.leaving(e, i)
+				t.Logf("%v: the hook ended %v after no node sent to the pod any more", s, s.test().Round(time.Millisecond))
 			}
 		})
 	}

@@ -24,6 +24,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/internal/apitest"
+	"github.com/serviceplane/serviceplane/internal/endings"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
@@ -187,7 +188,10 @@ func newFabric(t *testing.T, late time.Duration, flags ...func() []string) *fabr
 		for _, network := range []string{"10.244.%d.0/24", "10.245.%d.0/24"} {
 			netnstest.Check(t, hub.AddRoute(netip.MustParsePrefix(fmt.Sprintf(network, i)), netip.MustParseAddr(n.address)))
 		}
-		f.api.Put(t, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name}, Status: v1.NodeStatus{Addresses: []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: n.address}}}})
+		f.api.Put(t, &v1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: n.name, Labels: map[string]string{v1.LabelTopologyZone: endings.Zone(n.name)}},
+			Status:     v1.NodeStatus{Addresses: []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: n.address}}},
+		})
 		delay := time.Duration(0)
 		if i == 3 {
 			delay = late
@@ -321,12 +325,12 @@ func (f *fabric) remove(p *fabricPod) {
 
 // behind returns why a node does not have the EndpointSlice of a version.
 func (f *fabric) behind(n *fabricNode, version string) error {
-	return f.lacks(n, changetracker.Versions{EndpointSlices: version})
+	return f.lacks(n, programmed.Change{Versions: changetracker.Versions{EndpointSlices: version}})
 }
 
-func (f *fabric) lacks(n *fabricNode, versions changetracker.Versions) error {
+// lacks returns why a node does not have a Change.
+func (f *fabric) lacks(n *fabricNode, change programmed.Change) error {
 	ask := programmed.Client(n.proxy.client(), func(string) string { return "http://127.0.0.1:10256/programmed" })
-	change := programmed.Change{Versions: versions}
 	report, err := ask(f.t.Context(), n.name, change)
 	if err != nil {
 		return err
@@ -516,7 +520,7 @@ func TestARollingUpdateLosesNoConnection(t *testing.T) {
 		f.serve(options...) // a pod is replaced on its node, so that each node has one always
 		version := strconv.FormatUint(f.api.Version(), 10)
 		for _, n := range f.nodes {
-			poll.Nil(t, n.name+" has the policy", func() error { return f.lacks(n, changetracker.Versions{Services: version}) })
+			poll.Nil(t, n.name+" has the policy", func() error { return f.lacks(n, programmed.Change{Versions: changetracker.Versions{Services: version}}) })
 		}
 		for _, name := range variants {
 			l := f.load(perSecond)

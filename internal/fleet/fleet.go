@@ -21,6 +21,7 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/informer"
 	"github.com/serviceplane/serviceplane/internal/apitest"
+	"github.com/serviceplane/serviceplane/internal/endings"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/programmed"
 	"github.com/serviceplane/serviceplane/proxier"
@@ -88,7 +89,7 @@ func (f *Fleet) add(tb testing.TB, l net.Listener) {
 	name := "node-" + strconv.Itoa(len(f.Nodes)+1)
 	host, port, _ := net.SplitHostPort(l.Addr().String())
 	f.Port = port
-	f.Put(tb, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"proxy": "ours"}}, Status: v1.NodeStatus{
+	f.Put(tb, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"proxy": "ours", v1.LabelTopologyZone: endings.Zone(name)}}, Status: v1.NodeStatus{
 		Addresses:  []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: host}},
 		Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue}},
 	}})
