@@ -108,11 +108,11 @@ fi
   bench ./nftables '^BenchmarkTraffic$' -benchtime=1x
   bench ./conntrack '^BenchmarkTraffic$' -benchtime=3x
   bench ./debughttp '^BenchmarkServices$/^N=30000$' -benchtime=5x
-  bench ./examples/nodeproxy '^BenchmarkMemory$' -benchtime=1x
+  bench ./nodeproxy '^BenchmarkMemory$' -benchtime=1x
   bench ./desired '^BenchmarkHugeService$' -benchtime=0.2s -count=3
   bench ./internal/nftables '^BenchmarkHuge$' -benchtime=0.2s -count=3
   bench ./internal/nftables '^BenchmarkLarge$' -benchtime=1x
-  bench ./examples/nodeproxy '^BenchmarkEventToPacket$' -benchtime=1x
+  bench ./nodeproxy '^BenchmarkEventToPacket$' -benchtime=1x
   bench ./internal/packetcost '^BenchmarkPackets$' -benchtime=1x
   bench ./ebpf '^BenchmarkSockets$' -benchtime=1x
   bench ./ebpf '^BenchmarkForward$' -benchtime=1x -count=3

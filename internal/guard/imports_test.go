@@ -46,30 +46,30 @@ var importers = map[string][]string{
 	"k8s.io/kubernetes":              {},
 	"k8s.io/component-base":          {},
 	"k8s.io/apiserver":               {},
-	"k8s.io/client-go":               {"informer", "internal/apiclient", "internal/apitest", "internal/fleet", "programmed/cluster", "examples"},
+	"k8s.io/client-go":               {"informer", "internal/apiclient", "internal/apitest", "internal/fleet", "programmed/cluster", "examples", "nodeproxy"},
 	"k8s.io/client-go/kubernetes":    {"examples/cni-plugin", "examples/hybrid"}, // every API group: 13 MB
 	"k8s.io/client-go/informers":     {"examples/cni-plugin"},
 	"github.com/containernetworking": {"examples"},
-	"github.com/spf13":               {"spctl", "examples"},
-	"github.com/fsnotify":            {"examples"},
-	"github.com/prometheus":          {"metrics", "examples"},
-	"go.opentelemetry.io":            {"tracing", "examples"},
-	"go.yaml.in/yaml/v3":             {"informer", "internal/apitest", "internal/fleet", "internal/manifest", "spctl", "examples"},
-	"github.com/moby/ipvs":           {"ipvs", "examples"},
+	"github.com/spf13":               {"spctl", "examples", "nodeproxy"},
+	"github.com/fsnotify":            {"examples", "nodeproxy"},
+	"github.com/prometheus":          {"metrics", "examples", "nodeproxy"},
+	"go.opentelemetry.io":            {"tracing", "examples", "nodeproxy"},
+	"go.yaml.in/yaml/v3":             {"informer", "internal/apitest", "internal/fleet", "internal/manifest", "spctl", "examples", "nodeproxy"},
+	"github.com/moby/ipvs":           {"ipvs", "examples", "nodeproxy"},
 	"github.com/vishvananda/netlink": netlinkUsers,
 	"github.com/mdlayher/netlink":    netlinkUsers,
 	"github.com/google/nftables":     netlinkUsers,
-	"github.com/cilium/ebpf":         {"ebpf", "examples", "internal/bpftest", "internal/bpfx"},
+	"github.com/cilium/ebpf":         {"ebpf", "examples", "nodeproxy", "internal/bpftest", "internal/bpfx"},
 	// An engine knows no other, and neither the driver nor observers know one. Package ebpf has the
 	// rules of nftables below.
-	module + "/nftables":  {"nftables", "ebpf", "examples"},
-	module + "/ebpf":      {"ebpf", "examples"},
-	module + "/iptables":  {"iptables", "examples"},
-	module + "/ipvs":      {"ipvs", "examples"},
-	module + "/userspace": {"userspace", "examples"},
+	module + "/nftables":  {"nftables", "ebpf", "examples", "nodeproxy"},
+	module + "/ebpf":      {"ebpf", "examples", "nodeproxy"},
+	module + "/iptables":  {"iptables", "examples", "nodeproxy"},
+	module + "/ipvs":      {"ipvs", "examples", "nodeproxy"},
+	module + "/userspace": {"userspace", "examples", "nodeproxy"},
 }
 
-var netlinkUsers = []string{"canary/nftrace", "conntrack", "ebpf", "examples", "internal/bpftest", "internal/chaos", "internal/fleet", "internal/history", "internal/netlinkx", "internal/netns", "internal/nftables", "iptables", "ipvs", "nftables", "nodedeps", "packettrace", "proxiertest"}
+var netlinkUsers = []string{"canary/nftrace", "conntrack", "ebpf", "examples", "nodeproxy", "internal/bpftest", "internal/chaos", "internal/endings", "internal/fleet", "internal/history", "internal/netlinkx", "internal/netns", "internal/nftables", "iptables", "ipvs", "nftables", "nodedeps", "packettrace", "proxiertest"}
 
 func within(path, parent string) bool { return path == parent || strings.HasPrefix(path, parent+"/") }
 

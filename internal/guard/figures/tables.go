@@ -35,9 +35,9 @@ const (
 	onPortals  = "userspace.BenchmarkTargets/portals"
 	onSizes    = onNFTables + "/N=*/E=10/"
 
-	onMemory     = "examples/nodeproxy.BenchmarkMemory/N=10000/E=10/streamed=*"
+	onMemory     = "nodeproxy.BenchmarkMemory/N=10000/E=10/streamed=*"
 	onSocketMaps = "ebpf.BenchmarkSockets/N=*/E=10/"
-	onEvents     = "examples/nodeproxy.BenchmarkEventToPacket"
+	onEvents     = "nodeproxy.BenchmarkEventToPacket"
 )
 
 var (

@@ -59,7 +59,7 @@ func kernels() (some []proof) {
 	return append(some,
 		proof{
 			name: "kernels-all", proves: "On every kernel, what depends little on the kernel holds too.",
-			packages: append(folders, "./examples/nodeproxy", "./internal/refusals"), files: machines, needs: []need{needsRoot},
+			packages: append(folders, "./nodeproxy", "./internal/refusals"), files: machines, needs: []need{needsRoot},
 			whole: script(240, "hack/vm/test.sh", "-all"),
 		},
 		proof{
@@ -69,7 +69,7 @@ func kernels() (some []proof) {
 		},
 		proof{
 			name: "chaos-ipvs", proves: "In mode ipvs, nobody notices that the proxy is killed, stopped or replaced; also when the clock jumps.",
-			packages: []string{"./internal/chaos", "./examples/nodeproxy"}, files: machines, needs: []need{needsRoot, git},
+			packages: []string{"./internal/chaos", "./nodeproxy"}, files: machines, needs: []need{needsRoot, git},
 			whole: script(15, "hack/vm/chaos.sh", "6.1", "-engine=ipvs", "-for=10m"),
 		})
 }

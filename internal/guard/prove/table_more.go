@@ -12,7 +12,7 @@ func races() (some []proof) {
 		{"ipvs", "ipvs, but for those in virtual machines", 5, []string{"./ipvs"}},
 		{"ebpf", "ebpf", 12, []string{"./ebpf", "./internal/bpfx"}},
 		{"userspace", "userspace", 15, []string{"./userspace/..."}},
-		{"examples", "the examples", 25, []string{"./examples/...", "./docs"}},
+		{"examples", "the examples", 25, []string{"./examples/...", "./nodeproxy", "./docs"}},
 		{"rest", "other packages with a kernel", 25, []string{
 			"./canary/...", "./conntrack", "./endpointhealth", "./hybrid", "./nodedeps", "./packettrace", "./proxier", "./proxiertest",
 			"./internal/allpackets", "./internal/chaos", "./internal/coexistence", "./internal/decide", "./internal/growth", "./internal/guard",
@@ -63,17 +63,17 @@ func nodes() []proof {
 	return []proof{
 		{
 			name: "chaos", proves: "Nobody notices that the proxy is killed, stopped, replaced or configured anew.",
-			packages: []string{"./internal/chaos", "./examples/nodeproxy"}, needs: kernel(git),
+			packages: []string{"./internal/chaos", "./nodeproxy"}, needs: kernel(git),
 			whole: test(35, "./internal/chaos", "-for=30m"), short: test(3, "./internal/chaos"),
 		},
 		{
 			name: "descriptors", proves: "A proxy that may open no more descriptors says so, and goes on when it may.",
-			packages: []string{"./examples/nodeproxy"}, needs: kernel(), whole: test(3, "./examples/nodeproxy", "-run=^TestEachDescriptor"),
+			packages: []string{"./nodeproxy"}, needs: kernel(), whole: test(3, "./nodeproxy", "-run=^TestEachDescriptor"),
 		},
 		{
 			name: "files", proves: "A proxy whose files and programs are gone, full, read-only or broken goes on, and restores all when it ends.",
-			packages: []string{"./examples/nodeproxy"}, needs: kernel(),
-			whole: test(3, "./examples/nodeproxy", "-run=^TestFaultsOfFiles$", "-filefaults.all"), short: test(1, "./examples/nodeproxy", "-run=^TestFaultsOfFiles$"),
+			packages: []string{"./nodeproxy"}, needs: kernel(),
+			whole: test(3, "./nodeproxy", "-run=^TestFaultsOfFiles$", "-filefaults.all"), short: test(1, "./nodeproxy", "-run=^TestFaultsOfFiles$"),
 		},
 		{
 			name: "soak", proves: "However many objects come, change and go, memory, descriptors and kernel objects end where they began.",
@@ -119,7 +119,7 @@ func builds() []proof {
 		},
 		{
 			name: "supplychain", proves: "Two builds of nodeproxy have the same bytes, its SBOM names every module, and all licences are allowed.",
-			packages: []string{"./examples/nodeproxy"}, files: []string{"hack/supplychain.sh", "hack/supplychain/", "examples/nodeproxy/deploy/"}, needs: []need{git},
+			packages: []string{"./nodeproxy"}, files: []string{"hack/supplychain.sh", "hack/supplychain/", "examples/nodeproxy/deploy/"}, needs: []need{git},
 			whole: script(2, "hack/supplychain.sh"),
 		},
 		{

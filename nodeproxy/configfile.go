@@ -1,0 +1,246 @@
+package nodeproxy
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
+)
+
+// The kind of file that --config reads, as kube-proxy does.
+const (
+	configVersion = "kubeproxy.config.k8s.io/v1alpha1"
+	configKind    = "KubeProxyConfiguration"
+)
+
+// flagsOfFields returns the flags of the file's fields.
+func flagsOfFields() map[string]string {
+	fields := map[string]string{
+		"mode": "proxy-mode", "hostnameOverride": "hostname-override", "clientConnection.kubeconfig": "kubeconfig",
+		"clusterCIDR": "cluster-cidr", "detectLocalMode": "detect-local-mode",
+		"detectLocal.bridgeInterface": "pod-bridge-interface", "detectLocal.interfaceNamePrefix": "pod-interface-name-prefix",
+		"nodePortAddresses": "nodeport-addresses", "portRange": "proxy-port-range", "configSyncPeriod": "config-sync-period",
+		"healthzBindAddress": "healthz-bind-address", "metricsBindAddress": "metrics-bind-address", "enableProfiling": "profiling",
+		"bindAddress": "bind-address", "bindAddressHardFail": "bind-address-hard-fail", "oomScoreAdj": "oom-score-adj", "featureGates": "feature-gates",
+		"clientConnection.qps": "kube-api-qps", "clientConnection.burst": "kube-api-burst", "clientConnection.contentType": "kube-api-content-type",
+		"logging.format": "logging-format", "logging.verbosity": "v",
+		"udpIdleTimeout":         "udp-timeout", // of v1alpha1 until 1.25
+		"nftables.masqueradeAll": "masquerade-all", "iptables.masqueradeAll": "masquerade-all",
+		"iptables.localhostNodePorts": "iptables-localhost-nodeports",
+		"ipvs.scheduler":              "ipvs-scheduler", "ipvs.excludeCIDRs": "ipvs-exclude-cidrs", "ipvs.strictARP": "ipvs-strict-arp",
+		"ipvs.tcpTimeout": "ipvs-tcp-timeout", "ipvs.tcpFinTimeout": "ipvs-tcpfin-timeout", "ipvs.udpTimeout": "ipvs-udp-timeout",
+		"conntrack.maxPerCore": "conntrack-max-per-core", "conntrack.min": "conntrack-min", "conntrack.tcpBeLiberal": "conntrack-tcp-be-liberal",
+		"conntrack.tcpEstablishedTimeout": "conntrack-tcp-timeout-established", "conntrack.tcpCloseWaitTimeout": "conntrack-tcp-timeout-close-wait",
+		"conntrack.udpTimeout": "conntrack-udp-timeout", "conntrack.udpStreamTimeout": "conntrack-udp-timeout-stream",
+	}
+	for _, m := range []mode{modeNFTables, modeIPTables, modeIPVS} {
+		for field, flag := range map[string]string{"masqueradeBit": "masquerade-bit", "syncPeriod": "sync-period", "minSyncPeriod": "min-sync-period"} {
+			fields[string(m)+"."+field] = string(m) + "-" + flag
+		}
+	}
+	delete(fields, "ipvs.masqueradeBit")
+	return fields
+}
+
+// configFile sets flags from a KubeProxyConfiguration. Flags of the command line override
+// it.
+type configFile struct {
+	path      string
+	flags     *pflag.FlagSet
+	fields    map[string]string
+	origins   map[string]string // the place and the name of the field that set a flag
+	bySection []setting         // fields of several sections that have one flag
+	ignored   []ignored
+	errs      []error
+}
+
+// setting is a field with its flag and its value.
+type setting struct {
+	field, flag string
+	value       *yaml.Node
+}
+
+// readFields sets the flags of the configuration's fields, if there is one. It returns the fields without
+// effect that are set.
+func (o *options) readFields(flags *pflag.FlagSet) ([]ignored, error) {
+	path, text := "configuration", o.program.Configuration
+	if o.configFile != "" {
+		var err error
+		path = o.configFile
+		if text, err = os.ReadFile(path); err != nil {
+			return nil, fmt.Errorf("--config=%s: read configuration: %w", path, err)
+		}
+	}
+	if text == nil {
+		return nil, nil
+	}
+	document, err := parseYAML(path, text)
+	if err != nil {
+		return nil, err
+	}
+	o.origins = map[string]string{}
+	c := &configFile{path: path, flags: flags, fields: flagsOfFields(), origins: o.origins}
+	if len(document.Content) != 1 || document.Content[0].Kind != yaml.MappingNode {
+		return nil, fmt.Errorf("%s: want a %s of %s", path, configKind, configVersion)
+	}
+	c.walk("", document.Content[0])
+	c.choose(o.section(), o.mode())
+	return c.ignored, errors.Join(c.errs...)
+}
+
+func (c *configFile) fail(at *yaml.Node, format string, args ...any) {
+	c.errs = append(c.errs, fmt.Errorf("%s:%d: %s", c.path, at.Line, fmt.Sprintf(format, args...)))
+}
+
+// walk handles the fields of a mapping. Those that nodeproxy does not know have no effect, as
+// kube-proxy accepts them too: a DaemonSet must start with the file that it has.
+func (c *configFile) walk(prefix string, mapping *yaml.Node) {
+	for _, e := range entriesOf(mapping) {
+		key, value := e.key, e.value
+		field := prefix + key.Value
+		flag, known := c.fields[field]
+		row, isIgnored := fieldWithoutEffect(field)
+		switch {
+		case field == "apiVersion" && value.Value != configVersion, field == "kind" && value.Value != configKind:
+			c.fail(value, "%s is %q, want a %s of %s", field, value.Value, configKind, configVersion)
+		case field == "apiVersion" || field == "kind":
+		case known && flag == "masquerade-all":
+			c.bySection = append(c.bySection, setting{field, flag, value})
+		case known:
+			c.set(field, flag, value)
+		case isIgnored:
+			c.ignore(&row, field, value)
+		case !c.isSection(field):
+			c.ignored = append(c.ignored, ignored{fmt.Sprintf("%s:%d: %s", c.path, key.Line, field), "nodeproxy does not know this field"})
+		case value.Kind == yaml.MappingNode:
+			c.walk(field+".", value)
+		case !isNull(value):
+			c.fail(value, "%s: want fields such as %s, or nothing", field, c.example(field))
+		}
+	}
+}
+
+// choose sets the flags that several sections have from the mode's own section, when the mode
+// is known. It records those of others that say something else.
+func (c *configFile) choose(section string, m mode) {
+	for _, s := range c.bySection {
+		if text, _ := textOf(s.value, c.flags.Lookup(s.flag)); strings.HasPrefix(s.field, section+".") {
+			c.set(s.field, s.flag, s.value)
+		} else if !isZero(text) {
+			c.ignored = append(c.ignored, ignored{s.field, fmt.Sprintf("with mode %s, the field of section %s counts", m, section)})
+		}
+	}
+}
+
+func (c *configFile) isSection(field string) bool { return c.example(field) != "" }
+
+// example returns a field of a section; empty if it is none.
+func (c *configFile) example(section string) string {
+	for _, known := range slices.Sorted(maps.Keys(c.fields)) {
+		if inner, ok := strings.CutPrefix(known, section+"."); ok {
+			return inner
+		}
+	}
+	return ""
+}
+
+// set sets a flag, unless the command line has it, or the value means the default.
+func (c *configFile) set(field, flag string, value *yaml.Node) {
+	f := c.flags.Lookup(flag)
+	text, ok := textOf(value, f)
+	if !ok {
+		c.fail(value, "%s: want %s", field, wanted(f))
+		return
+	}
+	if text == "" || zeroIsDefault(flag) && isZero(text) || c.flags.Changed(flag) {
+		return
+	}
+	if err := setStrictly(c.flags, f, text); err != nil {
+		c.fail(value, "%s: %s: want %s", field, text, wanted(f))
+		return
+	}
+	c.origins[flag] = fmt.Sprintf("%s:%d: %s", c.path, value.Line, field)
+}
+
+// zeroIsDefault reports whether 0 and false mean the default, as in the files that kubeadm
+// writes.
+func zeroIsDefault(flag string) bool {
+	return strings.HasSuffix(flag, "sync-period") ||
+		slices.Contains([]string{"masquerade-all", "kube-api-qps", "kube-api-burst", "udp-timeout"}, flag)
+}
+
+// ignore records a field without effect if it is set.
+func (c *configFile) ignore(row *noEffect, field string, value *yaml.Node) {
+	switch value.Kind {
+	case yaml.MappingNode:
+		for _, e := range entriesOf(value) {
+			c.ignore(row, field+"."+e.key.Value, e.value)
+		}
+	case yaml.SequenceNode:
+		if len(value.Content) > 0 {
+			c.ignored = append(c.ignored, ignored{field, row.why})
+		}
+	case yaml.ScalarNode:
+		if !isNull(value) && !row.isDefault(value.Value) {
+			c.ignored = append(c.ignored, ignored{field, row.why})
+		}
+	case yaml.DocumentNode, yaml.AliasNode: // entriesOf has followed aliases
+	}
+}
+
+// textOf returns a value in the syntax of a flag; null is empty.
+func textOf(value *yaml.Node, f *pflag.Flag) (text string, ok bool) {
+	kind := f.Value.Type()
+	var items []string
+	switch {
+	case isNull(value):
+		return "", true
+	case value.Kind == yaml.ScalarNode && kind == "bool":
+		return truthOf(value), true
+	case value.Kind == yaml.ScalarNode:
+		return value.Value, true
+	case value.Kind == yaml.SequenceNode && kind == "stringSlice":
+		for _, item := range value.Content {
+			if item = behindAlias(item); item.Kind != yaml.ScalarNode {
+				return "", false
+			}
+			items = append(items, item.Value)
+		}
+	case value.Kind == yaml.MappingNode && kind == gatesType:
+		for _, e := range entriesOf(value) {
+			if e.value.Kind != yaml.ScalarNode {
+				return "", false
+			}
+			items = append(items, e.key.Value+"="+truthOf(e.value))
+		}
+	default:
+		return "", false
+	}
+	return strings.Join(items, ","), true
+}
+
+// wanted says what a flag's field may be.
+func wanted(f *pflag.Flag) string {
+	switch f.Value.Type() {
+	case "bool":
+		return "true or false"
+	case "int", "int32":
+		return "a whole number"
+	case "float32":
+		return "a number"
+	case "duration":
+		return "a duration such as 30s, 15m or 1h"
+	case "stringSlice":
+		return "a list such as [a, b]"
+	case gatesType:
+		return "names with true or false, such as {NAME: true}"
+	}
+	return "a single value"
+}
+
+func isZero(text string) bool { return slices.Contains([]string{"", "0", "0s", "false"}, text) }
