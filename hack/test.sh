@@ -54,6 +54,7 @@ programs() {
   need_apt iptables iptables
   need_apt ipset ipset
   need_apt bpftool bpftool
+  need_apt python3 python3
   need_apt chromium chromium
   need_apt chromedriver chromium-driver
   need_nginx

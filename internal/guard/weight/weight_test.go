@@ -1,0 +1,50 @@
+package weight
+
+import (
+	"debug/buildinfo"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"testing"
+)
+
+const document = "../../../docs/EMBEDDING.md"
+
+// TestWhatAProgramLinks: docs/EMBEDDING.md has the modules and the size of each program.
+func TestWhatAProgramLinks(t *testing.T) {
+	t.Parallel()
+	read, err := os.ReadFile(document)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, program := range []string{"internal/guard/weight/trackers", "internal/guard/weight/engine", "examples/first", "examples/nodeproxy"} {
+		binary := filepath.Join(t.TempDir(), "program")
+		build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", binary, "../../../"+program)
+		build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64")
+		if out, err := build.CombinedOutput(); err != nil {
+			t.Fatalf("build %s: %v\n%s", program, err, out)
+		}
+		info, err := buildinfo.ReadFile(binary)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file, err := os.Stat(binary)
+		if err != nil {
+			t.Fatal(err)
+		}
+		modules, size := len(info.Deps), float64(file.Size())/1e6
+		row := regexp.MustCompile(fmt.Sprintf(`(?m)^\|.*\]\(\.\./%s\).*\| (\d+) \| ([0-9.]+) MB \|$`, regexp.QuoteMeta(program))).FindSubmatch(read)
+		if row == nil {
+			t.Errorf("%s has no row with %s, %d modules, %.1f MB", document, program, modules, size)
+			continue
+		}
+		said, err := strconv.ParseFloat(string(row[2]), 64)
+		const tolerance = 0.02 // versions of Go differ
+		if err != nil || string(row[1]) != strconv.Itoa(modules) || size < said*(1-tolerance) || size > said*(1+tolerance) {
+			t.Errorf("%s has %d modules and %.1f MB, and %s says %s and %s MB", program, modules, size, document, row[1], row[2])
+		}
+	}
+}
