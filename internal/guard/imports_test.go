@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -62,14 +63,14 @@ var importers = map[string][]string{
 	"github.com/cilium/ebpf":         {"ebpf", "examples", "nodeproxy", "internal/bpftest", "internal/bpfx"},
 	// An engine knows no other, and neither the driver nor observers know one. Package ebpf has the
 	// rules of nftables below.
-	module + "/nftables":  {"nftables", "ebpf", "examples", "nodeproxy"},
+	module + "/nftables":  {"nftables", "ebpf", "internal/guard/weight", "examples", "nodeproxy"},
 	module + "/ebpf":      {"ebpf", "examples", "nodeproxy"},
 	module + "/iptables":  {"iptables", "examples", "nodeproxy"},
 	module + "/ipvs":      {"ipvs", "examples", "nodeproxy"},
 	module + "/userspace": {"userspace", "examples", "nodeproxy"},
 }
 
-var netlinkUsers = []string{"canary/nftrace", "conntrack", "ebpf", "examples", "nodeproxy", "internal/bpftest", "internal/chaos", "internal/endings", "internal/fleet", "internal/history", "internal/netlinkx", "internal/netns", "internal/nftables", "iptables", "ipvs", "nftables", "nodedeps", "packettrace", "proxiertest"}
+var netlinkUsers = []string{"canary/nftrace", "conntrack", "ebpf", "examples", "nodeproxy", "internal/bpftest", "internal/chaos", "internal/endings", "internal/fleet", "internal/guard/weight", "internal/history", "internal/netlinkx", "internal/netns", "internal/nftables", "iptables", "ipvs", "nftables", "nodedeps", "packettrace", "proxiertest"}
 
 func within(path, parent string) bool { return path == parent || strings.HasPrefix(path, parent+"/") }
 
@@ -80,6 +81,27 @@ func TestImports(t *testing.T) {
 			for _, fault := range p.faults() {
 				t.Errorf("%s: %s %s", goos, p.ImportPath, fault)
 			}
+		}
+	}
+}
+
+// TestEveryPackageHasAnExample that runs: go doc shows it.
+func TestEveryPackageHasAnExample(t *testing.T) {
+	t.Parallel()
+	for _, p := range packages(t, "linux") {
+		folder := strings.TrimPrefix(p.ImportPath, module+"/")
+		if slices.ContainsFunc([]string{module, "docs", "hack", "examples", "internal"}, func(f string) bool { return within(folder, f) }) || strings.Contains(folder, "/internal/") {
+			continue
+		}
+		files, err := filepath.Glob(filepath.Join(root, folder, "*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.ContainsFunc(files, func(file string) bool {
+			text, err := os.ReadFile(file)
+			return err == nil && strings.Contains(string(text), "\nfunc Example") && strings.Contains(string(text), "// Output:")
+		}) {
+			t.Errorf("package %s has no Example that runs", folder)
 		}
 	}
 }

@@ -1,0 +1,24 @@
+package nodeproxy_test
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/serviceplane/serviceplane/nodeproxy"
+)
+
+// An agent hands over the KubeProxyConfiguration that it has, and adds flags of its own. What is wrong is named with its
+// line, and nothing has started.
+func ExampleRun() {
+	configuration := `
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+mode: nftables
+clusterCIDR: 10.244.0.0/33
+`
+	err := nodeproxy.Run(context.Background(), nodeproxy.Options{Configuration: []byte(configuration)}, "--master=http://127.0.0.1:6443")
+	fmt.Println(err)
+	// Output:
+	// bad command line:
+	// configuration:5: clusterCIDR: --cluster-cidr=10.244.0.0/33: want a range such as 10.244.0.0/16, or one of each IP family separated by a comma
+}
