@@ -1,6 +1,7 @@
-// Package canary tests a proxy's data plane with connections of its own. A proxy can write all
-// of its rules and still forward nothing: another program drops the packets, or changes the
-// rules, or the kernel does not do what was written. Such a proxy is healthy by its syncs.
+// Package canary tests a proxy's data plane with connections of its own. A proxy can write all of
+// its rules and still forward nothing: another program drops the packets, or changes the rules, or
+// the kernel does not do what was written. Such a proxy is healthy by its syncs. It is for programs
+// that want to know whether the rules work, and not only that they were written.
 //
 // Run gives a Provider one Service for each IP family, beside those of the cluster: a reserved
 // VIP with one endpoint, which is a socket of this process on an address of the node. Every 10

@@ -1,5 +1,6 @@
-// Package conntrack deletes stale flows: conntrack entries that send a client to an
-// endpoint that its Service does not have any more.
+// Package conntrack deletes stale flows: conntrack entries that send a client to an endpoint that
+// its Service does not have any more. Engines for the kernel take it through package nodedeps; a
+// program with a data plane of its own that uses conntrack calls it itself.
 //
 // A UDP client that keeps sending keeps its conntrack entry alive, and with it the endpoint
 // that was chosen for its first datagram. This is wrong after the endpoint or the Service was

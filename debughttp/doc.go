@@ -1,5 +1,5 @@
-// Package debughttp shows the state of a running proxy: it is an [http.Handler] with one
-// page, and the JSON behind it.
+// Package debughttp shows the state of a running proxy: it is an [http.Handler] with one page, and
+// the JSON behind it. It is for programs whose operators ask why a packet does not arrive.
 //
 // The page shows
 //

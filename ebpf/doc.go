@@ -1,7 +1,8 @@
-// Package ebpf is an engine that translates TCP sockets, and on request UDP sockets, when they connect, in the kernel,
-// by BPF programs of cgroups. Their packets leave with the address of an endpoint, so that they need no NAT.
-// Below are the complete rules of package nftables: they do everything that sockets decline, and
-// everything that comes from other hosts.
+// Package ebpf is an engine that translates TCP sockets, and on request UDP sockets, when they
+// connect, in the kernel, by BPF programs of cgroups. Their packets leave with the address of an
+// endpoint, so that they need no NAT. Below are the complete rules of package nftables: they do
+// everything that sockets decline, and everything that comes from other hosts. It is for nodes with
+// many short connections, and for those whose programs should see no NAT.
 //
 //	config := ebpf.Config{Config: nftables.Config{Config: common}}
 //	config.Sockets.Cgroups = []string{"/sys/fs/cgroup/kubepods.slice", "/sys/fs/cgroup/system.slice"}

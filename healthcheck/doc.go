@@ -1,4 +1,5 @@
-// Package healthcheck answers health checks of load balancers and kubelets.
+// Package healthcheck answers health checks of load balancers and kubelets. It is for programs that
+// serve /healthz themselves; the node ports of health checks come with package nodedeps.
 //
 // NodePorts is a proxier.Health: it listens on the health check node port of every
 // Service that has one, and reports to load balancers how many endpoints of the Service are

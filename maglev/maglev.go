@@ -1,5 +1,6 @@
-// Package maglev builds the lookup tables of Maglev, a consistent hash: each slot of a table
-// holds an endpoint, and a client goes to the endpoint of the slot that its hash selects.
+// Package maglev builds the lookup tables of Maglev, a consistent hash: each slot of a table holds
+// an endpoint, and a client goes to the endpoint of the slot that its hash selects. It is for who
+// writes an engine with hashed endpoints.
 //
 // A table depends only on the endpoints, their weights and its size, not on their history, so
 // that all nodes that know the same endpoints have the same table. If one of N endpoints of

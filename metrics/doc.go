@@ -1,6 +1,7 @@
-// Package metrics measures a proxy with Prometheus. Metrics that kube-proxy has too keep
-// its names, labels and meanings, so that dashboards and alerts work as before. All
-// others begin with "serviceplane_". Histograms have buckets up to one hour.
+// Package metrics measures a proxy with Prometheus. Metrics that kube-proxy has too keep its names,
+// labels and meanings, so that dashboards and alerts work as before. All others begin with
+// "serviceplane_". Histograms have buckets up to one hour. It is for programs with a registry of
+// Prometheus.
 //
 //	m, err := metrics.New(registry, metrics.Options{Mode: "nftables"})
 //	p, err := nftables.New(config, proxier.Deps{Observer: m})

@@ -1,6 +1,6 @@
-// Package packettrace follows real packets through the rules of nf_tables on a node: through
-// the tables of all programs, also those of iptables-nft. It answers which rule ended the way
-// of a packet, and compares that with what Explain says.
+// Package packettrace follows real packets through the rules of nf_tables on a node: through the
+// tables of all programs, also those of iptables-nft. It answers which rule ended the way of a
+// packet, and compares that with what Explain says. It is for tools that operators run.
 //
 //	result, err := packettrace.Trace(ctx, packettrace.Options{Packet: packet, Send: true})
 //	judgement := packettrace.Judge(&result, &explanation, proxier.DefaultNames())

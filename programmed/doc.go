@@ -1,5 +1,6 @@
-// Package programmed says which changes of the API server a node has programmed, and waits
-// until all nodes have one.
+// Package programmed says which changes of the API server a node has programmed, and waits until
+// all nodes have one. It is for controllers and hooks that must know when all nodes have followed:
+// preStop hooks, readiness gates, deployments.
 //
 // A pod that ends must not close its sockets before the last node has stopped sending
 // connections to it. Nobody could tell when that is, so pods wait: a preStop hook with

@@ -1,6 +1,6 @@
-// Package proxier holds what all engines share: the Provider that an embedding
-// program feeds with events, and the driver that turns events into Updates for an
-// Engine.
+// Package proxier holds what all engines share: the Provider that an embedding program feeds with
+// events, and the driver that turns events into Updates for an Engine. Every program with an engine
+// needs it, and who writes one.
 //
 // A program that uses an engine of this library calls New of that engine's package, with
 // the Config and the Deps of this one, and gets a *Proxier. A program with a data plane of

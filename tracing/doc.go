@@ -1,5 +1,6 @@
-// Package tracing records syncs and connections as OpenTelemetry traces. There is one
-// trace for each sync of an IP family, with a span for each stage:
+// Package tracing records syncs and connections as OpenTelemetry traces. It is for programs with a
+// TracerProvider of OpenTelemetry. There is one trace for each sync of an IP family, with a span
+// for each stage:
 //
 //	sync                    from the arrival of the oldest change to the end
 //	├ queued                waits for the rate limit, or for the previous sync
