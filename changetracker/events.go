@@ -36,7 +36,9 @@ func (e *Events) OnEndpointSliceAdd(slice *discovery.EndpointSlice) {
 }
 
 // OnEndpointSliceUpdate takes a change of a slice. It ignores the old one.
-func (e *Events) OnEndpointSliceUpdate(_, slice *discovery.EndpointSlice) { e.OnEndpointSliceAdd(slice) }
+func (e *Events) OnEndpointSliceUpdate(_, slice *discovery.EndpointSlice) {
+	e.OnEndpointSliceAdd(slice)
+}
 
 // OnEndpointSliceDelete takes the end of a slice.
 func (e *Events) OnEndpointSliceDelete(slice *discovery.EndpointSlice) {

@@ -38,6 +38,9 @@ type Config struct {
 	// Addresses assigns VIPs to this machine for PlaceFrontends; nil means that the
 	// VIPs are assigned already.
 	Addresses Addresses
+	// DialTimeouts are those of the attempts to connect to an endpoint over TCP, each to another one if there
+	// is one. Nil means 250ms, 500ms, 1s and 2s.
+	DialTimeouts []time.Duration
 	// UDPIdle is how long a UDP flow may be idle before it ends; 0 means 60s.
 	UDPIdle time.Duration
 	// UDPClients is the maximum number of UDP clients of a socket. A new client
@@ -105,6 +108,9 @@ func (c Config) WithDefaults() Config {
 	c.Config = c.Config.WithDefaults()
 	setDefault(&c.UDPIdle, defaultUDPIdle)
 	setDefault(&c.UDPClients, defaultUDPClients)
+	if c.DialTimeouts == nil {
+		c.DialTimeouts = []time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second}
+	}
 	setDefault(&c.Connections, defaultConnections)
 	if c.Budget == nil {
 		c.Budget = NewBudget(0)
@@ -138,21 +144,15 @@ func (c Config) Validate() error {
 	bad := func(field, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("%w: %s: %s", proxier.ErrInvalidConfig, field, fmt.Sprintf(format, args...)))
 	}
-	seen := map[bool]bool{}
-	for i, addr := range c.Listen {
-		if !addr.IsValid() || seen[addr.Is4()] {
-			bad("Listen", "address %d, %v: want at most one valid address of each IP family", i, addr)
-		}
-		seen[addr.Is4()] = true
-	}
+	c.validateListen(bad)
 	if c.Ports.First > c.Ports.Last || c.Ports.First == 0 && c.Ports.Last != 0 {
 		bad("Ports", "%d-%d: want the first port before the last one, or none at all", c.Ports.First, c.Ports.Last)
 	}
+	if len(c.DialTimeouts) == 0 || slices.Min(c.DialTimeouts) <= 0 {
+		bad("DialTimeouts", "%v: want positive ones, or nil", c.DialTimeouts)
+	}
 	if c.Place > PlaceFrontends {
 		bad("Place", "%d: want PlaceProxyPorts or PlaceFrontends", c.Place)
-	}
-	if c.Portals != nil && slices.ContainsFunc(c.Listen, netip.Addr.IsUnspecified) {
-		bad("Listen", "%v: want an address that portals can lead to", c.Listen)
 	}
 	if c.Place == PlaceFrontends && c.Portals != nil {
 		bad("Portals", "want none where sockets listen on VIPs themselves")
@@ -166,6 +166,19 @@ func (c Config) Validate() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+func (c *Config) validateListen(bad func(field, format string, args ...any)) {
+	seen := map[bool]bool{}
+	for i, addr := range c.Listen {
+		if !addr.IsValid() || seen[addr.Is4()] {
+			bad("Listen", "address %d, %v: want at most one valid address of each IP family", i, addr)
+		}
+		seen[addr.Is4()] = true
+	}
+	if c.Portals != nil && slices.ContainsFunc(c.Listen, netip.Addr.IsUnspecified) {
+		bad("Listen", "%v: want an address that portals can lead to", c.Listen)
+	}
 }
 
 // listenAddr returns the address of proxy ports of a family; ok is false if the config

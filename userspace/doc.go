@@ -24,7 +24,7 @@
 // A TCP connection goes to the endpoint that the load balancing policy of the service port
 // chooses; by default, to the next one in round robin order, by weight. Sockets have all
 // policies. With a consistent hash, package nftables chooses the same endpoint. If it does
-// not answer within 250 ms, the next one is tried for 500 ms, then 1 s, then 2 s. Each
+// not answer within 250 ms, the next one is tried for 500 ms, then 1 s, then 2 s (Config.DialTimeouts). Each
 // direction ends when its sender closes it; the other one continues. On Linux the
 // kernel copies large pieces (splice(2)). When the endpoint or the Service is removed,
 // the connection may last for Config.Drain; it ends with the engine.

@@ -23,7 +23,7 @@ type Hooks struct {
 	// closes its half.
 	Dial func(ctx context.Context, c Connection, endpoint netip.AddrPort) (net.Conn, error)
 	// Pick chooses an endpoint; if ok is false, the load balancing policy does. tried are the
-	// endpoints that did not answer.
+	// endpoints that did not answer. Connection.Peek shows what the client has sent.
 	Pick func(c Connection, endpoints, tried []netip.AddrPort) (endpoint netip.AddrPort, ok bool)
 	// Activate is called when a connection or a datagram arrives for a service port
 	// without endpoints, at most once per second. TCP connections then wait for
@@ -61,6 +61,8 @@ type Connection struct {
 	// Client is the source, and Dialled the destination: a VIP if that is known, or else
 	// an address of the socket.
 	Client, Dialled netip.AddrPort
+
+	first *firstBytes // of TCP, if hooks may want them
 }
 
 // Role says which clients a socket serves. Without portals, a service port has a socket

@@ -11,7 +11,7 @@ import (
 // relay copies bytes between a client and its endpoint, in both directions.
 type relay struct {
 	client, upstream net.Conn
-	header           []byte     // sent to the endpoint first
+	header, first    []byte     // sent to the endpoint first; first is from the client
 	buffers          *sync.Pool // of *[copyBufferSize]byte
 	lease            *lease
 	tap              tap
@@ -52,15 +52,16 @@ func (r *relay) reset() {
 	reset(r.upstream)
 }
 
-// send sends the header and then copies from the client to the endpoint.
+// send sends what comes first, and then copies from the client to the endpoint.
 func (r *relay) send() (n int64) {
-	if len(r.header) > 0 {
-		if _, err := r.upstream.Write(r.header); err != nil {
+	if first := append(r.header, r.first...); len(first) > 0 {
+		if _, err := r.upstream.Write(first); err != nil {
 			r.fail(err)
 			return 0
 		}
+		r.tap.in(int64(len(r.first)))
 	}
-	return r.copy(r.upstream, r.client, r.tap.in)
+	return int64(len(r.first)) + r.copy(r.upstream, r.client, r.tap.in)
 }
 
 // fail ends both directions.

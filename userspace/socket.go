@@ -141,9 +141,6 @@ func (s *socket) ended(r *connection.Report) {
 	s.observe(*r)
 }
 
-// dialTimeouts are the timeouts of the attempts to connect to an endpoint.
-var dialTimeouts = [...]time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second} // read-only
-
 // activateInterval is the shortest time between two calls of Activate.
 const activateInterval = time.Second
 

@@ -131,12 +131,15 @@ func (t *tcpSocket) newRelay(ctx, connCtx context.Context, conn net.Conn) (*rela
 		r.Outcome, r.Err = connection.NotAdmitted, errNotViaPortal
 		return nil, r
 	}
+	if t.config.Hooks.Pick != nil || t.config.Hooks.Dial != nil {
+		c.first = &firstBytes{conn: conn, ends: [...]context.Context{ctx, connCtx}}
+	}
 	upstream, err := t.connect(ctx, connCtx, c, r)
 	if err != nil {
 		r.Err = err
 		return nil, r
 	}
-	j := &relay{client: conn, upstream: upstream, buffers: t.buffers, tap: t.balancer.tapOf(r.Endpoint)}
+	j := &relay{client: conn, upstream: upstream, first: c.first.taken(), buffers: t.buffers, tap: t.balancer.tapOf(r.Endpoint)}
 	if t.config.ProxyProtocol {
 		j.header = proxyHeader(c.Client, c.Dialled)
 	}
@@ -160,7 +163,7 @@ func (t *tcpSocket) connect(ctx, connCtx context.Context, c Connection, r *conne
 	}
 	var tried []netip.AddrPort
 	var errs []error
-	for _, timeout := range dialTimeouts {
+	for _, timeout := range t.config.DialTimeouts {
 		endpoint, ok := t.pick(c, scope, tried)
 		if !ok && len(tried) > 0 {
 			tried = nil // all have been tried: start over

@@ -202,7 +202,7 @@ func (u *udpSocket) connect(ctx context.Context, c Connection, f *udpFlow) (err 
 		return errNoDescriptors
 	}
 	f.served = u.balancer.serves(endpoint)
-	if f.upstream, err = u.attempt(ctx, c, f.report, endpoint, dialTimeouts[0]); err != nil {
+	if f.upstream, err = u.attempt(ctx, c, f.report, endpoint, u.config.DialTimeouts[0]); err != nil {
 		f.lease.release()
 		f.report.Outcome = connection.Unreachable
 	}

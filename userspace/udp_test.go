@@ -31,7 +31,7 @@ func TestABusyMachineIsNoSlowEndpoint(t *testing.T) {
 					return f()
 				}
 				endpoint := listens(t, network, loopback[network[3]])
-				conn, err := s.attempt(t.Context(), Connection{}, &connection.Report{}, endpoint, dialTimeouts[0])
+				conn, err := s.attempt(t.Context(), Connection{}, &connection.Report{}, endpoint, Config{}.WithDefaults().DialTimeouts[0])
 				if err != nil {
 					t.Fatalf("attempt = %v, want a connection", err)
 				}
