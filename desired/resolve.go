@@ -5,8 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	v1 "k8s.io/api/core/v1"
-
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
@@ -124,8 +122,7 @@ func (r *Resolver) sources(p *changetracker.ServicePort) (restricted bool, range
 	if len(ranges) == 0 {
 		return false, nil
 	}
-	primary := slices.IndexFunc(r.Node.Addresses, func(a netip.Addr) bool { return a.Is4() == (p.Family == v1.IPv4Protocol) })
-	if primary < 0 || !contains(ranges, r.Node.Addresses[primary]) {
+	if !r.admits(p, ranges) {
 		return true, ranges
 	}
 	admitted := ranges

@@ -1,0 +1,103 @@
+package desired
+
+import (
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+)
+
+// ResolveNodes is Resolve for many nodes at once, for a program that writes the data planes of all nodes. It
+// returns what a service port means on each node, in their order, or nil if the State has no such service port.
+// The Resolver's own Node does not matter.
+//
+// Nodes on which it means the same share one *Service: without topology hints, all that have no endpoint of it. A program can
+// write such rows once. It costs the endpoints of the service port for each different node, and little for
+// each other one. With EditSelection, no nodes share.
+func (r *Resolver) ResolveNodes(state *changetracker.State, name changetracker.ServicePortName, nodes []changetracker.Node) []*Service {
+	port, ok := state.Service(name)
+	if !ok {
+		return nil
+	}
+	whereabouts := whereaboutsOf(state, name)
+	shared := map[string]*Service{}
+	all := make([]*Service, len(nodes))
+	for i := range nodes {
+		own := *r
+		own.Node = nodes[i]
+		if r.EditSelection != nil || whereabouts.concerns(&own.Node) {
+			all[i], _ = own.Resolve(state, name)
+			continue
+		}
+		class := own.class(port, whereabouts.zones)
+		if shared[class] == nil {
+			shared[class], _ = own.Resolve(state, name)
+		}
+		all[i] = shared[class]
+	}
+	return all
+}
+
+// whereabouts are where the endpoints of a service port are, or for whom.
+type whereabouts struct {
+	hosts map[string]bool // in short
+	addrs []netip.Addr    // sorted
+	zones bool            // some have hints
+}
+
+func whereaboutsOf(state *changetracker.State, name changetracker.ServicePortName) *whereabouts {
+	w := &whereabouts{hosts: map[string]bool{}}
+	state.EachEndpoint(name, func(e *changetracker.Endpoint) {
+		if e.Node != "" { // else it may be on any node
+			w.hosts[shortHost(e.Node)] = true
+		}
+		for _, node := range e.NodeHints {
+			w.hosts[shortHost(node)] = true
+		}
+		w.addrs = append(w.addrs, e.Addr.Addr())
+		w.zones = w.zones || len(e.ZoneHints) > 0
+	})
+	slices.SortFunc(w.addrs, netip.Addr.Compare)
+	return w
+}
+
+// shortHost is the same for all names of a host: see sameHost.
+func shortHost(name string) string {
+	name, _, _ = strings.Cut(name[strings.LastIndexByte(name, '/')+1:], ".")
+	return strings.ToLower(name)
+}
+
+// concerns reports whether an endpoint may be on the node, or for it.
+func (w *whereabouts) concerns(n *changetracker.Node) bool {
+	return n.Name == "" || w.hosts[shortHost(n.Name)] || slices.ContainsFunc(n.PodCIDRs, func(p netip.Prefix) bool {
+		at, _ := slices.BinarySearchFunc(w.addrs, p.Masked().Addr(), netip.Addr.Compare)
+		return at < len(w.addrs) && p.Contains(w.addrs[at])
+	})
+}
+
+// class has all that matters of a node that no endpoint concerns.
+func (r *Resolver) class(p *changetracker.ServicePort, zones bool) string {
+	var class strings.Builder
+	if zones {
+		class.WriteString(r.Node.Zone)
+	}
+	bit := func(b bool) { class.WriteString(" " + strconv.FormatBool(b)) }
+	for _, vip := range p.LoadBalancerVIPs {
+		bit(r.refuses(LoadBalancer, p, vip))
+	}
+	for _, vip := range p.ExternalIPs {
+		bit(r.refuses(ExternalIP, p, vip))
+	}
+	bit(len(p.LoadBalancerSourceRanges) > 0 && r.admits(p, p.LoadBalancerSourceRanges))
+	return class.String()
+}
+
+// admits reports whether ranges have the node's primary address, the first one of the family.
+func (r *Resolver) admits(p *changetracker.ServicePort, ranges []netip.Prefix) bool {
+	primary := slices.IndexFunc(r.Node.Addresses, func(a netip.Addr) bool { return a.Is4() == (p.Family == v1.IPv4Protocol) })
+	return primary >= 0 && contains(ranges, r.Node.Addresses[primary])
+}
