@@ -52,8 +52,9 @@ type Departure struct {
 	pod    Pod
 	slices map[string]*discovery.EndpointSlice
 	// had are the slices that have or had the pod, with their newest version.
-	had    map[string]membership
-	newest string
+	had map[string]membership
+	// newest is the version of the newest slice, listed that of the last list.
+	newest, listed string
 }
 
 // membership is a slice that has or had the pod, at these endpoints.
@@ -103,6 +104,7 @@ func (d *Departure) Delete(slice, version string) {
 
 // Replace takes a list of all slices, which has a version.
 func (d *Departure) Replace(list []*discovery.EndpointSlice, version string) {
+	d.listed = version
 	for name := range maps.Clone(d.slices) {
 		if !slices.ContainsFunc(list, func(s *discovery.EndpointSlice) bool { return s.Name == name }) {
 			d.Delete(name, version)
@@ -159,7 +161,7 @@ func (d *Departure) Changes() ([]Change, error) {
 		if d.newest == "" && len(left) == 0 {
 			return nil, nil
 		}
-		return []Change{{Versions: changetracker.Versions{EndpointSlices: d.newest}, Left: left}}, nil
+		return []Change{{Versions: changetracker.Versions{EndpointSlices: d.newest}, Left: left, Listed: d.listed}}, nil
 	}
 	changes := make([]Change, 0, len(versions))
 	for _, service := range slices.Sorted(maps.Keys(versions)) {

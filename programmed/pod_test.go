@@ -81,7 +81,10 @@ func TestDeparture(t *testing.T) {
 			sliceOf("web", "s", "5", endingPod("a"), readyPod("b")), sliceOf("web", "s2", "10", endingPod("a")), sliceOf("api", "t", "6", stopped),
 		)}, "api@6 10.244.0.1:8080 web@10 10.244.0.1:8080"},
 		"headless, and no Service's": {[]steps{set(headless, sliceOf("", "x", "98", readyPod("a")))}, "@ 10.244.0.9:0"},
-		"no slice has it":            {[]steps{set(sliceOf("web", "s", "7", readyPod("b")), sliceOf("web", "t", "12", readyPod("b")))}, "@12 10.244.0.9:0"},
+		"its slice was deleted before the list": {[]steps{func(d *programmed.Departure) {
+			d.Replace([]*discovery.EndpointSlice{sliceOf("api", "t", "8", readyPod("b"))}, "11")
+		}}, "@8 10.244.0.9:0 listed 11"},
+		"no slice has it": {[]steps{set(sliceOf("web", "s", "7", readyPod("b")), sliceOf("web", "t", "12", readyPod("b")))}, "@12 10.244.0.9:0"},
 	} {
 		d := programmed.NewDeparture(programmed.Pod{Namespace: "shop", Name: "a", IPs: []string{"10.244.0.9"}})
 		for _, step := range test.steps {
@@ -93,6 +96,9 @@ func TestDeparture(t *testing.T) {
 			text := c.Service.Name + "@" + c.Versions.EndpointSlices
 			for _, left := range c.Left {
 				text += " " + left.String()
+			}
+			if c.Listed != "" {
+				text += " listed " + c.Listed
 			}
 			got = append(got, text)
 		}

@@ -115,7 +115,7 @@ func NewReport(node string, from Source, now time.Time, asked ...netip.AddrPort)
 		f := Family{Services: s.Versions.Services, EndpointSlices: s.Versions.EndpointSlices}
 		if s.Versions == (changetracker.Versions{}) {
 			f.Error = unknown(&s)
-		} else if err := noOrder(s.Versions); err != nil {
+		} else if err := noOrder(s.Versions.Services, s.Versions.EndpointSlices); err != nil {
 			f = Family{Error: err.Error()}
 		}
 		for _, e := range s.Failed {
@@ -216,6 +216,9 @@ type Change struct {
 	// Left are endpoints that must not get new connections any more, whatever the EndpointSlices say;
 	// a port of 0 stands for all. They may be all that is to be waited for.
 	Left []netip.AddrPort
+	// Listed is the version of a list of EndpointSlices that has none of Left. A node that was not asked about Left,
+	// because it writes Leases, must have it: after its next event or bookmark. Empty means no such list.
+	Listed string
 	// Joined are endpoints of the Service that each node must have as ready ones. Leases do not say it: there,
 	// the Versions count.
 	Joined []netip.AddrPort
@@ -229,12 +232,12 @@ func (c *Change) Validate() error {
 	if n := len(c.Left) + len(c.Joined); n > mostAsked {
 		return fmt.Errorf("Change.Left and Change.Joined have %d endpoints, want at most %d: a port of 0 stands for all of an address", n, mostAsked)
 	}
-	return noOrder(c.Versions)
+	return noOrder(c.Versions.Services, c.Versions.EndpointSlices, c.Listed)
 }
 
 // noOrder returns an error if a version has no order.
-func noOrder(versions changetracker.Versions) error {
-	for _, v := range []string{versions.Services, versions.EndpointSlices} {
+func noOrder(versions ...string) error {
+	for _, v := range versions {
 		if _, err := resourceversion.CompareResourceVersion(cmp.Or(v, "1"), "1"); err != nil {
 			return fmt.Errorf("this API server's versions cannot be compared, so nobody can tell which is newer: %w", err)
 		}
@@ -268,24 +271,30 @@ func (r *Report) Missing(c Change) error {
 	return errors.New(strings.Join(missing, "; "))
 }
 
+// behind returns why a node does not have a version of objects; an empty one is not wanted.
+func behind(kind, has, want string) string {
+	switch order, err := resourceversion.CompareResourceVersion(has, want); {
+	case want == "":
+		return ""
+	case has == "":
+		return fmt.Sprintf("no version of %s is known: their source does not call OnVersion", kind)
+	case err != nil:
+		return fmt.Sprintf("%s have version %q: %v", kind, has, err)
+	case order < 0:
+		return fmt.Sprintf("%s are those of version %s, want %s", kind, has, want)
+	}
+	return ""
+}
+
 func (f *Family) missing(c *Change) string {
 	if f.Error != "" {
 		return f.Error
 	}
-	for _, v := range []struct{ kind, want, has string }{
-		{"Services", c.Versions.Services, f.Services}, {"EndpointSlices", c.Versions.EndpointSlices, f.EndpointSlices},
-	} {
-		if v.want == "" {
-			continue
-		}
-		switch order, err := resourceversion.CompareResourceVersion(v.has, v.want); {
-		case v.has == "":
-			return fmt.Sprintf("no version of %s is known: their source does not call OnVersion", v.kind)
-		case err != nil:
-			return fmt.Sprintf("%s have version %q: %v", v.kind, v.has, err)
-		case order < 0:
-			return fmt.Sprintf("%s are those of version %s, want %s", v.kind, v.has, v.want)
-		}
+	if why := behind("Services", f.Services, c.Versions.Services); why != "" {
+		return why
+	}
+	if why := behind("EndpointSlices", f.EndpointSlices, c.Versions.EndpointSlices); why != "" {
+		return why
 	}
 	if len(c.Left) > 0 {
 		return "" // Sends knows what those that fail have
@@ -316,7 +325,13 @@ func (f *Family) stillSends(family v1.IPFamily, c *Change, asked []netip.AddrPor
 				return s.String()
 			}
 		}
-		if f.UnlistedSends > 0 && !slices.Contains(asked, left) {
+		if slices.Contains(asked, left) {
+			continue
+		}
+		if why := behind("EndpointSlices", f.EndpointSlices, c.Listed); why != "" {
+			return fmt.Sprintf("it may not know yet that %v is gone: %s", left, why)
+		}
+		if f.UnlistedSends > 0 {
 			return fmt.Sprintf("it sends to %d endpoints that are not ready and not in the report: %v may be one of them", f.UnlistedSends, left)
 		}
 	}

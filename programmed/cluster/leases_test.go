@@ -199,6 +199,31 @@ func TestLeasesSayWhereNodesSend(t *testing.T) {
 	}
 }
 
+// TestLeasesOfNodesThatAreBehindAList: no Lease says whether a node that is behind has a pod that no list has any more.
+func TestLeasesOfNodesThatAreBehindAList(t *testing.T) {
+	api, c := startAPI(t, 1)
+	n := &node{}
+	n.version.Store(6)
+	publish(t, c, "node-1", n)
+	poll.Until(t, "the node watches", func() bool { return watches(api) == 1 })
+	w, stop, err := c.Leased(t.Context(), LeaseOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	change := programmed.Change{Versions: changetracker.Versions{EndpointSlices: "5"}, Left: []netip.AddrPort{netip.MustParseAddrPort("10.244.0.1:0")}, Listed: "7"}
+	poll.Until(t, "a Lease", func() bool { _, err := w.Ask(t.Context(), "node-1", change); return err == nil })
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := programmed.Wait(ctx, w, change); err == nil || !strings.Contains(err.Error(), "it may not know yet that 10.244.0.1:0 is gone: EndpointSlices are those of version 6, want 7") {
+		t.Errorf("Wait = %v, want that the node is behind the list", err)
+	}
+	n.version.Store(8)
+	if err := programmed.Wait(t.Context(), w, change); err != nil {
+		t.Errorf("Wait = %v, want no error", err)
+	}
+}
+
 // Without the rights, the error of the wait says so.
 func TestLeasesAreForbidden(t *testing.T) {
 	api := apitest.New(t, apitest.Options{Hidden: []string{"leases"}})
