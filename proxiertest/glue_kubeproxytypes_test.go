@@ -31,14 +31,15 @@ func (p oldServicePort) NodePort() int            { return int(p.ServicePort.Nod
 func (p oldServicePort) HealthCheckNodePort() int { return int(p.ServicePort.HealthCheckNodePort) }
 func (p oldServicePort) Protocol() v1.Protocol    { return p.Name.Protocol }
 func (p oldServicePort) StickyMaxAgeSeconds() int {
-	return int(p.ServicePort.SessionAffinity.Seconds())
+	return int(p.SessionAffinity.Seconds())
 }
 func (p oldServicePort) InternalPolicyLocal() bool  { return p.ServicePort.InternalPolicyLocal }
 func (p oldServicePort) ExternalPolicyLocal() bool  { return p.ServicePort.ExternalPolicyLocal }
 func (p oldServicePort) ExternalIPs() []net.IP      { return oldIPs(p.ServicePort.ExternalIPs) }
 func (p oldServicePort) LoadBalancerVIPs() []net.IP { return oldIPs(p.ServicePort.LoadBalancerVIPs) }
+
 func (p oldServicePort) SessionAffinityType() v1.ServiceAffinity {
-	if p.ServicePort.SessionAffinity > 0 {
+	if p.SessionAffinity > 0 {
 		return v1.ServiceAffinityClientIP
 	}
 	return v1.ServiceAffinityNone
