@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	v1 "k8s.io/api/core/v1"
+
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
@@ -134,6 +136,12 @@ func (r *Resolver) sources(p *changetracker.ServicePort) (restricted bool, range
 	}
 	slices.SortFunc(ranges, comparePrefixes)
 	return true, ranges
+}
+
+// admits reports whether ranges have the node's primary address, the first one of the family.
+func (r *Resolver) admits(p *changetracker.ServicePort, ranges []netip.Prefix) bool {
+	primary := slices.IndexFunc(r.Node.Addresses, func(a netip.Addr) bool { return a.Is4() == (p.Family == v1.IPv4Protocol) })
+	return primary >= 0 && contains(ranges, r.Node.Addresses[primary])
 }
 
 // mayBeHere reports whether an endpoint may run on this node. Slices that are written by hand may

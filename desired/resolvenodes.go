@@ -6,8 +6,6 @@ import (
 	"strconv"
 	"strings"
 
-	v1 "k8s.io/api/core/v1"
-
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
@@ -94,10 +92,4 @@ func (r *Resolver) class(p *changetracker.ServicePort, zones bool) string {
 	}
 	bit(len(p.LoadBalancerSourceRanges) > 0 && r.admits(p, p.LoadBalancerSourceRanges))
 	return class.String()
-}
-
-// admits reports whether ranges have the node's primary address, the first one of the family.
-func (r *Resolver) admits(p *changetracker.ServicePort, ranges []netip.Prefix) bool {
-	primary := slices.IndexFunc(r.Node.Addresses, func(a netip.Addr) bool { return a.Is4() == (p.Family == v1.IPv4Protocol) })
-	return primary >= 0 && contains(ranges, r.Node.Addresses[primary])
 }

@@ -43,7 +43,7 @@ func faults() []fault {
 		{"desired/resolve.go", "pods lose external policy Local's exception when no endpoint is local", `f.ShortCircuit = f.ShortCircuit && s.Cluster.Len() > 0`, `f.ShortCircuit = f.ShortCircuit && f.Action == Forward`},
 		{"desired/resolve.go", "masquerading of all leaves out Services without node port", `case r.MasqueradeAll:`, `case r.MasqueradeAll && p.NodePort != 0:`},
 		{"desired/resolve.go", "external policy Local masquerades", `f.Scope, f.Masquerade, f.ShortCircuit = ScopeLocal, MasqueradeNone, true`, `f.Scope, f.ShortCircuit = ScopeLocal, true`},
-		{"desired/resolve.go", "the node's first address in the source ranges does not admit the VIPs", `if primary < 0 || !contains(ranges, r.Node.Addresses[primary]) {`, `if primary <= 0 || !contains(ranges, r.Node.Addresses[primary]) {`},
+		{"desired/resolve.go", "the node's first address in the source ranges does not admit the VIPs", `return primary >= 0 && contains(ranges, r.Node.Addresses[primary])`, `return primary > 0 && contains(ranges, r.Node.Addresses[primary])`},
 		{"desired/resolve.go", "an endpoint in the node's pod ranges does not count as one of the node", `sameHost(e.Node, r.Node.Name) || contains(r.Node.PodCIDRs, e.Addr.Addr())`, `sameHost(e.Node, r.Node.Name)`},
 		{"desired/resolver.go", "external IPs of the node are refused unless they must be", `return r.DenyNodeExternalIPs && slices.Contains`, `return !r.DenyNodeExternalIPs && slices.Contains`},
 		{"desired/claim.go", "the older Service has a VIP, whatever its kind", `return cmp.Or(cmp.Compare(c.Kind, o.Kind), c.compareAge(o))`, `return c.compareAge(o)`},
