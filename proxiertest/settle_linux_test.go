@@ -22,7 +22,7 @@ import (
 func TestNoLateAnswerCountsAsSilence(t *testing.T) {
 	world := proxiertest.NewTopology(t)
 	for range 2 * runtime.NumCPU() {
-		loop := exec.CommandContext(t.Context(), "sh", "-c", "while :; do :; done") // ends with the test
+		loop := exec.CommandContext(t.Context(), "sh", "-c", "while kill -0 $PPID; do :; done") // ends with the test, also if that is killed
 		netnstest.Check(t, loop.Start())
 		t.Cleanup(func() { _ = loop.Wait() })
 	}
