@@ -86,6 +86,13 @@ func (c *Choice) Len() (all, cluster, local int) {
 	return c.endpoints.Len(), c.cluster.count, c.local.count
 }
 
+// Terminating reports whether the endpoints of Selection.Cluster, and those of Selection.Local, serve
+// while they terminate because no better one is there.
+func (c *Choice) Terminating() (cluster, local bool) {
+	ends := func(r rule) bool { return r.count > 0 && (r.kind == draining || r.kind == drainingLocal) }
+	return ends(c.cluster), ends(c.local)
+}
+
 // Weighted reports whether some endpoint has a Weight above 1.
 func (c *Choice) Weighted() bool { return c.sum.weighted > 0 }
 

@@ -39,17 +39,18 @@ func (r *Resolver) take(s *Service, state *changetracker.State, since taken) tak
 	}
 	was, choice := since.service, &t.choice
 	all, cluster, local := choice.Len()
+	clusterEnds, localEnds := choice.Terminating()
 	inCluster := func(*changetracker.Endpoint) bool { return false }
 	inLocal := inCluster
 	list := func(base Endpoints, size int, has func(*changetracker.Endpoint) bool) Endpoints {
 		return base.follow(&since.choice, choice, size, has)
 	}
 	if s.Port.UsesClusterEndpoints() {
-		inCluster = choice.Cluster
+		inCluster, s.Terminating = choice.Cluster, clusterEnds
 		s.Cluster, s.ClusterWeights = list(was.Cluster, cluster, inCluster), weights(choice, inCluster)
 	}
 	if s.Port.UsesLocalEndpoints() {
-		inLocal = choice.Local
+		inLocal, s.Terminating = choice.Local, s.Terminating || localEnds
 		s.Local, s.LocalWeights = list(was.Local, local, inLocal), weights(choice, inLocal)
 	}
 	if s.Serving = s.Cluster; s.Cluster.Len() < all {
@@ -131,9 +132,11 @@ func (r *Resolver) takeEdited(s *Service, state *changetracker.State) (anyEndpoi
 	s.OnNode = endpointsOf(here).hosts()
 	if s.Port.UsesClusterEndpoints() {
 		s.Cluster, s.ClusterWeights = scopeOf(selection.Cluster)
+		s.Terminating = slices.ContainsFunc(selection.Cluster, unready)
 	}
 	if s.Port.UsesLocalEndpoints() {
 		s.Local, s.LocalWeights = scopeOf(selection.Local)
+		s.Terminating = s.Terminating || slices.ContainsFunc(selection.Local, unready)
 	}
 	selected, _ := scopeOf(selection.All) // a hook may have added some
 	s.Serving = EndpointsOf(append(Serving(endpoints), selected.Slice()...)...)
@@ -142,6 +145,8 @@ func (r *Resolver) takeEdited(s *Service, state *changetracker.State) (anyEndpoi
 	}
 	return selection.Any
 }
+
+func unready(e changetracker.Endpoint) bool { return !e.Ready }
 
 // edited is what EditSelection makes of Select.
 func (r *Resolver) edited(state *changetracker.State, p *changetracker.ServicePort, endpoints []changetracker.Endpoint) changetracker.Selection {

@@ -34,6 +34,9 @@ type Service struct {
 	// Serving are all endpoints that serve: ready or terminating, whatever traffic policy or
 	// topology select for new connections. Existing connections to them may continue.
 	Serving Endpoints
+	// Terminating says that Cluster or Local has endpoints that are not ready: they serve while they
+	// terminate, and there is no ready one, or an EditSelection has chosen them.
+	Terminating bool
 	// Listed are all endpoints of the EndpointSlices, whatever their conditions. They are set
 	// only for a TCP service port with Port.EndConnections: established connections to other
 	// endpoints end.

@@ -38,10 +38,11 @@ type family struct {
 	announcements *announcements
 	counting      *sharedReading
 	lock          lock
-	foreignLock   string // the last foreignLockError that was logged
-	loggedFailure string // of the last sync, if it failed as a whole
-	broken        retry  // syncs that failed as a whole
-	late          retry  // what follows programming
+	drained       time.Time // the lock's queue
+	foreignLock   string    // the last foreignLockError that was logged
+	loggedFailure string    // of the last sync, if it failed as a whole
+	broken        retry     // syncs that failed as a whole
+	late          retry     // what follows programming
 
 	lookups lookups // of anybody
 

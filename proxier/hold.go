@@ -7,6 +7,9 @@ import (
 	"go.uber.org/zap"
 )
 
+// drainPause is how often syncs drain the queue of a lock at most: it costs as much as a small change.
+const drainPause = time.Second
+
 // holdNames takes the lock of the family's Names, or keeps it. For a cleanup it
 // ignores locks of other Providers of this process, and only returns the error.
 //
@@ -16,7 +19,10 @@ func (f *family) holdNames(cleanup bool) error {
 	if !f.can.OwnsNames {
 		return nil
 	}
-	f.lock.drainQueue()
+	if now := time.Now(); now.Sub(f.drained) >= drainPause {
+		f.drained = now
+		f.lock.drainQueue()
+	}
 	err := f.lock.take(f.config, f.name, cleanup)
 	if foreign := (foreignLockError{}); errors.As(err, &foreign) {
 		if f.foreignLock != err.Error() {

@@ -20,7 +20,7 @@ import (
 type lock map[string]int
 
 // backlog bounds the queue of connections from processes that ask who holds the lock. The
-// holder drains it at each sync. Two waiting processes connect about 250 times an hour. The
+// holder drains it in its syncs. Two waiting processes connect about 250 times an hour. The
 // kernel's default limit is 4096 (net.core.somaxconn).
 const backlog = 4096
 

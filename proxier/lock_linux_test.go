@@ -231,6 +231,36 @@ func TestNamesInUse(t *testing.T) {
 	}
 }
 
+// TestTheHolderDrainsTheQueueOfItsLock: those who asked who holds the lock, and have gone, keep nobody
+// from asking.
+func TestTheHolderDrainsTheQueueOfItsLock(t *testing.T) {
+	netNS := netnstest.New(t).Path()
+	p := owningAndLogging(t, zap.NewNop(), netNS, proxier.KubeProxyNames(), v1.IPv4Protocol)
+	running(t, p)
+	ask := func() (err error) {
+		netnstest.Check(t, namespace.Visit(netNS, func() error {
+			var fd int
+			if fd, err = syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0); err == nil {
+				err = errors.Join(syscall.Connect(fd, &syscall.SockaddrUnix{Name: "@serviceplane/table/kube-proxy/IPv4"}), syscall.Close(fd))
+			}
+			return nil
+		}))
+		return err
+	}
+	netnstest.Check(t, p.Sync(t.Context()))
+	var full error
+	for full == nil {
+		full = ask()
+	}
+	if !errors.Is(full, syscall.EAGAIN) {
+		t.Fatalf("the queue has ended with %v, want %v", full, syscall.EAGAIN)
+	}
+	for full != nil {
+		netnstest.Check(t, p.Sync(t.Context()))
+		full = ask()
+	}
+}
+
 // TestAUserWhoSquatsOnTheLockStopsNobody: an unprivileged user can listen on the address of
 // the lock and fill its queue, but syncs go on.
 func TestAUserWhoSquatsOnTheLockStopsNobody(t *testing.T) {

@@ -36,24 +36,21 @@ type leaving map[changetracker.ServicePortName]*desired.Service
 func (l leaving) update(outcomes []desired.Outcome, state *changetracker.State, edited bool) {
 	for i := range outcomes {
 		o := &outcomes[i]
-		// The rules choose ready endpoints only, or else those that end. A failure or a hook may mix them.
-		if o.Is != nil && (len(unready(o.Is, state, !edited && !o.Failed)) > 0) {
+		// Only a failure or a hook may mix ready endpoints and those that end.
+		if o.Is != nil && (o.Is.Terminating || (edited || o.Failed) && len(unready(o.Is, state)) > 0) {
 			l[o.Name] = o.Is
-		} else {
+		} else if len(l) > 0 {
 			delete(l, o.Name)
 		}
 	}
 }
 
-// unready returns the endpoints of both scopes that are not ready, sorted; with alike, all of a scope
-// are as its first one.
-func unready(s *desired.Service, state *changetracker.State, alike bool) (all []netip.AddrPort) {
+// unready returns the endpoints of both scopes that are not ready, sorted.
+func unready(s *desired.Service, state *changetracker.State) (all []netip.AddrPort) {
 	for _, scope := range []desired.Endpoints{s.Cluster, s.Local} {
 		for addr := range scope.All() {
 			if e, listed := state.Endpoint(s.Name, addr); !listed || !e.Ready {
 				all = append(all, addr)
-			} else if alike {
-				break
 			}
 		}
 	}
@@ -105,7 +102,7 @@ func (f *family) sends(endpoints []netip.AddrPort) (all []Sending) {
 		return nil
 	}
 	for _, s := range left {
-		for _, addr := range unready(s, now.state, false) {
+		for _, addr := range unready(s, now.state) {
 			if !slices.ContainsFunc(endpoints, func(asked netip.AddrPort) bool { return covers(asked, addr) }) {
 				all = append(all, sending(s, addr, now.state, had[s.Name])...)
 			}

@@ -40,7 +40,7 @@ func (r *receiver) next(handle func(datagram []byte)) error {
 	err := r.raw.Read(func(fd uintptr) (done bool) {
 		buffer, _ := r.buffers.Get().(*[maxDatagram]byte)
 		defer r.buffers.Put(buffer)
-		n, _, err := unix.Recvfrom(int(fd), buffer[:], unix.MSG_DONTWAIT)
+		n, err := unix.Read(int(fd), buffer[:])
 		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
 			return false
 		}

@@ -82,7 +82,7 @@ func (e *Ended) Wait(ctx context.Context, readable func() error) error {
 func (e *Ended) Read(ended func(*Flow)) (lost uint64, err error) {
 	closed := e.conn.Control(func(fd uintptr) {
 		for {
-			n, _, receiveErr := unix.Recvfrom(int(fd), e.buffer, unix.MSG_DONTWAIT)
+			n, receiveErr := unix.Read(int(fd), e.buffer)
 			switch {
 			case errors.Is(receiveErr, unix.EAGAIN):
 				return

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 
 	"github.com/serviceplane/serviceplane/changetracker"
@@ -114,18 +113,18 @@ func (e *Engine) beginStep() *transaction {
 // nil if none does.
 func (e *Engine) changedGlobals(want *desired.Globals) func(w *wire) {
 	var changed []setID
-	var was [numSets][]netip.Prefix
 	for _, id := range intervalSets() {
-		if was[id] = prefixesOf(&e.state.globals, id); !slices.Equal(prefixesOf(want, id), was[id]) {
+		if !slices.Equal(prefixesOf(want, id), prefixesOf(&e.state.globals, id)) {
 			changed = append(changed, id)
 		}
 	}
 	if len(changed) == 0 {
 		return nil
 	}
+	was, is := e.state.globals, *want // copies, so that nothing is allocated if no set has changed
 	return func(w *wire) {
 		for _, id := range changed {
-			w.changeIntervals(&setSpecs[id], was[id], prefixesOf(want, id))
+			w.changeIntervals(&setSpecs[id], prefixesOf(&was, id), prefixesOf(&is, id))
 			e.report.Writes++
 		}
 	}

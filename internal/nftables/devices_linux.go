@@ -215,13 +215,13 @@ func (e *Engine) watchLinks(ctx context.Context) (err error) {
 // nextBurst waits for notifications, and drops them with all that come soon after.
 func (s *socket) nextBurst(ctx context.Context) error {
 	lost := func(err error) bool { return errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.EMSGSIZE) }
-	_, err := s.read(0)
+	_, err := s.read(true)
 	if err != nil && !lost(err) && !errors.Is(err, unix.EINTR) {
 		return classify("receive", "changes of devices", err)
 	}
 	pause(ctx, devicePause)
 	for {
-		switch _, err := s.read(unix.MSG_DONTWAIT); {
+		switch _, err := s.read(false); {
 		case errors.Is(err, unix.EAGAIN):
 			return nil
 		case err != nil && !lost(err):

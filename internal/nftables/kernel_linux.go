@@ -153,7 +153,7 @@ func (s *socket) commit(ctx context.Context, w *wire) error {
 	}
 	var first error
 	for {
-		n, err := s.read(unix.MSG_DONTWAIT)
+		n, err := s.read(false)
 		if errors.Is(err, unix.EAGAIN) {
 			return first
 		}
@@ -234,7 +234,7 @@ func (s *socket) query(ctx context.Context, w *wire, each func(message int, attr
 		return s.raw.Read(func(fd uintptr) (done bool) {
 			for q.sum > 0 && failed == nil {
 				var n int
-				if n, failed = s.receiveFrom(fd, 0); errors.Is(failed, unix.EAGAIN) {
+				if n, failed = s.receiveFrom(fd); errors.Is(failed, unix.EAGAIN) {
 					failed = nil
 					return false
 				}
@@ -303,7 +303,7 @@ func (s *socket) answers(n int) iter.Seq[header] {
 // await reads answers.
 func (s *socket) await(ctx context.Context) (n int, err error) {
 	err = s.soon(ctx, func() (err error) {
-		n, err = s.read(0)
+		n, err = s.read(true)
 		return err
 	})
 	return n, err
@@ -330,19 +330,22 @@ func (s *socket) soon(ctx context.Context, read func() error) error {
 	return err
 }
 
-// read receives whole answers: one that does not fit is an error.
-func (s *socket) read(flags int) (n int, err error) {
+// read receives whole answers: one that does not fit is an error. If it does not wait, and there is
+// none, the error is EAGAIN.
+func (s *socket) read(wait bool) (n int, err error) {
 	var got error
 	err = s.raw.Read(func(fd uintptr) bool {
-		n, got = s.receiveFrom(fd, flags)
-		return flags&unix.MSG_DONTWAIT != 0 || !errors.Is(got, unix.EAGAIN)
+		n, got = s.receiveFrom(fd)
+		return !wait || !errors.Is(got, unix.EAGAIN)
 	})
 	return n, cmp.Or(err, got)
 }
 
-func (s *socket) receiveFrom(fd uintptr, flags int) (n int, err error) {
-	n, _, err = unix.Recvfrom(int(fd), s.receive, flags|unix.MSG_TRUNC)
-	if err == nil && n > len(s.receive) {
+// receiveFrom receives what is there. An answer that fills the buffer may be cut: the longest of the
+// kernel has a quarter of it.
+func (s *socket) receiveFrom(fd uintptr) (n int, err error) {
+	n, err = unix.Read(int(fd), s.receive)
+	if err == nil && n == len(s.receive) {
 		err = unix.EMSGSIZE
 	}
 	return n, err

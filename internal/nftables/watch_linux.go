@@ -88,7 +88,7 @@ const (
 // listen reads until ctx ends or reading fails.
 func (l *listener) listen(ctx context.Context) error {
 	for {
-		n, err := l.socket.read(0)
+		n, err := l.socket.read(true)
 		switch {
 		case err == nil:
 			if l.receive(l.socket.receive[:n]) > maxRate {
