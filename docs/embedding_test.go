@@ -11,7 +11,6 @@ import (
 
 	"github.com/go-logr/logr/funcr"
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
@@ -28,7 +27,6 @@ import (
 	"github.com/serviceplane/serviceplane/informer"
 	"github.com/serviceplane/serviceplane/metrics"
 	"github.com/serviceplane/serviceplane/nftables"
-	"github.com/serviceplane/serviceplane/nodeproxy"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 	"github.com/serviceplane/serviceplane/zaplog"
@@ -208,15 +206,6 @@ func inProcess(ctx context.Context, own program, config proxier.Config, node str
 	})
 	return tasks.Wait() // every goroutine has ended, the rules stay
 }
-
-// asAPart is a program with the whole node proxy as a part of it.
-func asAPart(ctx context.Context, own program, configuration []byte, agent *cobra.Command) error {
-	err := nodeproxy.Run(ctx, nodeproxy.Options{Configuration: configuration, Logger: own.log}, "--master="+own.config.Host)
-	agent.AddCommand(nodeproxy.New(nodeproxy.Options{Use: "proxy"}))
-	return err
-}
-
-var _ = asAPart // compiled for the document only
 
 // withCanary serves a proxy whose own connections test its rules.
 func withCanary(ctx context.Context, own program, p *proxier.Proxier, observer *metrics.Metrics) error {

@@ -78,13 +78,13 @@ need_apt iptables iptables
 need_apt nft nftables
 if [ "${1:-}" = -check ]; then
   status=0
-  go test -run='^$' -bench=. -benchtime=1x -timeout=40m -json ./... >"$output" || status=1
+  go test -run='^$' -bench=. -benchtime=1x -timeout=40m -json ./... ./nodeproxy/... >"$output" || status=1
   go run ./internal/guard/summary "$output" || status=1
   go run ./internal/guard/figures check "$output" || status=1
   exit "$status"
 fi
 if [ "${1:-}" = -write ]; then
-  go build ./... # or the compiler is at work when the first benchmark is
+  go build ./... ./nodeproxy/... # or the compiler is at work when the first benchmark is
   quiet
 fi
 {

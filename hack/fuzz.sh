@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 top="$PWD"
-module="$(go list -m)"
+module="$(GOWORK=off go list -m)"
 corpora="$(go env GOCACHE)/fuzz/$module"
 night=false
 if [ "${1:-}" = -night ]; then

@@ -12,7 +12,7 @@ portable=(./changetracker ./desired ./runner ./proxier ./hybrid ./healthcheck ./
 GOOS=windows go build "${portable[@]}"
 [ "${1:-}" != -windows ] || exit 0
 GOOS=darwin go build "${portable[@]}"
-GOOS=darwin go vet ./...
-(cd examples/gateway && GOOS=darwin go vet ./...)
+GOOS=darwin go vet ./... ./nodeproxy/...
+(cd examples/gateway && GOWORK=off GOOS=darwin go vet ./...)
 GOOS=windows go vet "${portable[@]}"
 GOOS=linux GOARCH=arm64 go vet ./nftables ./internal/nftables ./iptables ./ipvs ./conntrack ./userspace

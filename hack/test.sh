@@ -16,7 +16,7 @@ export SERVICEPLANE_SEED="${SERVICEPLANE_SEED:-$(od -An -N2 -tu2 /dev/urandom | 
 # Packages with goroutines run with the race detector. Where the kernel decides, and where data is
 # only walked, it proves nothing: those run without it, and the proofs race the former.
 raced=(./canary/... ./endpointhealth ./healthcheck ./hybrid ./informer ./internal/apitest ./internal/fleet ./internal/pause ./internal/poll
-  ./metrics ./programmed/... ./proxier ./runner ./spctl ./tracing ./userspace ./connection ./zaplog)
+  ./metrics ./programmed/... ./proxier ./runner ./nodeproxy/spctl ./tracing ./userspace ./connection ./zaplog)
 tables='^(TestPackets|TestExplainAgrees|TestCounts$)' # of raced packages, which send packets through rules
 together='^(TestUpdatesAndAppliesAtTheSameTime|TestASnapshotIsSeenWhole)$' # of trackers, with goroutines
 # Only proofs run these.
@@ -61,13 +61,19 @@ programs() {
   hack/foreign.sh
 }
 
-# everywhere COMMAND… runs a command in each module: this one, and those of examples with
-# dependencies that no embedder should get.
+# everywhere COMMAND… runs a command in each module, as its go.mod says.
 everywhere() {
   local module
-  for module in . examples/gateway; do
-    (cd "$module" && "$@")
+  for module in . nodeproxy examples/gateway; do
+    (cd "$module" && GOWORK=off "$@")
   done
+}
+
+# floor builds the library with the oldest versions that go.mod admits, and tests what depends most
+# on those of Kubernetes. All other tests have the newest ones, which nodeproxy needs (go.work).
+floor() {
+  GOWORK=off go build ./...
+  GOWORK=off go test -count=1 -vet=off ./changetracker ./informer ./internal/manifest ./programmed/...
 }
 
 # other_than CHANCE NAME… prints the names but one.
@@ -105,7 +111,7 @@ tests() {
     race=()
   fi
   # The longest one first: packages begin in this order.
-  mapfile -t others < <(go list ./nodeproxy && comm -23 <(go list ./... | sort) <(go list "${raced[@]}" ./nodeproxy | sort))
+  mapfile -t others < <(go list ./nodeproxy && comm -23 <(go list ./... ./nodeproxy/... | sort) <(go list "${raced[@]}" ./nodeproxy | sort))
   {
     CGO_ENABLED="${#race[@]}" GOFLAGS='' run "${race[@]}" -skip="$tables|$proofs" "${raced[@]}" || status=1
     CGO_ENABLED="${#race[@]}" GOFLAGS='' run "${race[@]}" -run="$together" ./changetracker || status=1
@@ -113,7 +119,7 @@ tests() {
     run -p "$((2 * $(getconf _NPROCESSORS_ONLN)))" -skip="$(left_out)" "${others[@]}" || status=1
     wait "$!" || status=1
     cat "$work/userspace.json"
-    (cd examples/gateway && run ./...) || status=1
+    (cd examples/gateway && GOWORK=off run ./...) || status=1
   } >"$work/json"
   go run ./internal/guard/summary "$work/json" >"$work/tests" || status=1
   sed '/ passed, /,$d' "$work/tests"
@@ -127,6 +133,7 @@ else
   echo '!! NOT ROOT ON LINUX: kernel tests are skipped; run as root to test packets.'
 fi
 step 'modules are tidy' everywhere go mod tidy -diff
+step 'the oldest libraries that go.mod admits' floor
 step 'format, vet, lint' hack/lint.sh
 step 'build for Windows' hack/platforms.sh -windows
 step 'tests' tests

@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-const modulePath = "github.com/serviceplane/serviceplane"
+const modulePath = "github.com/serviceplane/serviceplane/nodeproxy"
 
 // buildSetting returns a setting of the build, such as "vcs.revision"; "" if it is unknown, or
 // the setting of another module, which has this one as a part.

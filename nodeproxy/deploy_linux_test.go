@@ -32,7 +32,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
-const daemonSet = "../examples/nodeproxy/deploy/daemonset.yaml"
+const daemonSet = "deploy/daemonset.yaml"
 
 // deployment is what daemonSet holds.
 type deployment struct {
@@ -93,7 +93,7 @@ func TestTheManifest(t *testing.T) {
 func TestThePluginFindsThePods(t *testing.T) {
 	t.Parallel()
 	d := readDeployment(t, "PAGE")
-	source, err := os.ReadFile("../examples/spctl/plugin.go")
+	source, err := os.ReadFile("cmd/spctl/plugin.go")
 	netnstest.Check(t, err)
 	label := "app.kubernetes.io/name=" + d.daemonSet.Spec.Template.Labels["app.kubernetes.io/name"]
 	for _, want := range []string{`"proxy-namespace", "` + d.daemonSet.Namespace + `"`, `"selector", "l", "` + label + `"`, "debugPort = 10290"} {
@@ -116,9 +116,9 @@ func TestTheImage(t *testing.T) {
 		return string(text)
 	}
 	version := regexp.MustCompile(`(?m)^go (\d+\.\d+)`).FindStringSubmatch(read("../go.mod"))[1]
-	file := read("../examples/nodeproxy/deploy/Dockerfile")
+	file := read("deploy/Dockerfile")
 	for _, want := range []string{
-		"FROM --platform=$BUILDPLATFORM golang:" + version + " AS build\n", "examples/nodeproxy/deploy/build.sh /nodeproxy\n",
+		"FROM --platform=$BUILDPLATFORM golang:" + version + " AS build\n", "nodeproxy/deploy/build.sh /nodeproxy\n",
 		"ln -s /nodeproxy /links/usr/bin/spctl && \\\n    ln -s /nodeproxy /links/usr/bin/kube-proxy && ln -s /nodeproxy /links/usr/local/bin/kube-proxy\n",
 		"FROM scratch\nCOPY --from=build /links /\nCOPY --from=build /nodeproxy /nodeproxy\nENTRYPOINT [\"/nodeproxy\"]\n",
 	} {

@@ -26,7 +26,7 @@ func TestLeases(t *testing.T) {
 	t.Parallel()
 	// Users bind the roles of waiters to the accounts of their programs.
 	subjects := []rbac.Subject{{Kind: rbac.ServiceAccountKind, Namespace: "shop", Name: "waiter"}}
-	manifest := append(apitest.ReadManifest(t, "../examples/nodeproxy/deploy/programmed-leases.yaml"),
+	manifest := append(apitest.ReadManifest(t, "deploy/programmed-leases.yaml"),
 		&rbac.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: cluster.LeaseNamespace}, Subjects: subjects, RoleRef: rbac.RoleRef{Kind: "Role", Name: "programmed-waiter"}},
 		&rbac.ClusterRoleBinding{Subjects: subjects, RoleRef: rbac.RoleRef{Kind: "ClusterRole", Name: "programmed-waiter"}})
 	c := newSmall(t)

@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// beTheProgram is examples/nodeproxy.
+// beTheProgram is nodeproxy.
 func beTheProgram() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

@@ -35,7 +35,7 @@ var build = sync.OnceValues(func() (string, error) {
 	}
 	built = dir
 	binary := filepath.Join(dir, "nodeproxy")
-	if out, err := exec.Command("../examples/nodeproxy/deploy/build.sh", binary).CombinedOutput(); err != nil {
+	if out, err := exec.Command("deploy/build.sh", binary).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("deploy/build.sh: %w\n%s", err, out)
 	}
 	return binary, nil

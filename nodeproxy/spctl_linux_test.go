@@ -18,7 +18,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
-	"github.com/serviceplane/serviceplane/spctl"
+	"github.com/serviceplane/serviceplane/nodeproxy/spctl"
 )
 
 var updateSpctl = flag.Bool("update", false, "write what spctl prints to testdata/spctl.txt")
@@ -48,7 +48,7 @@ type terminal struct {
 func newTerminal(t *testing.T, socket string) *terminal {
 	t.Helper()
 	folder := t.TempDir()
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", folder, "../examples/spctl").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", folder, "cmd/spctl").CombinedOutput(); err != nil {
 		t.Fatalf("build spctl: %v\n%s", err, out)
 	}
 	bin := t.TempDir()

@@ -12,8 +12,9 @@ work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/tree"
 git archive "${BEFORE:-HEAD~1}" | tar -x -C "$work/tree"
-examples/nodeproxy/deploy/build.sh "$work/nodeproxy"
-"$work/tree/examples/nodeproxy/deploy/build.sh" "$work/nodeproxy.before"
+nodeproxy/deploy/build.sh "$work/nodeproxy"
+before=("$work"/tree/{,examples/}nodeproxy/deploy/build.sh) # where it was once
+"$(ls -d "${before[@]}" 2>/dev/null)" "$work/nodeproxy.before"
 SERVICEPLANE_VM="$(hack/vm/base.sh "$kernel")"
 export SERVICEPLANE_VM SERVICEPLANE_VM_FILES="$work/nodeproxy $work/nodeproxy.before"
 export SERVICEPLANE_REQUIRE_KERNEL=1 SERVICEPLANE_VM_TIMEOUT="${SERVICEPLANE_VM_TIMEOUT:-7200}" CGO_ENABLED=0

@@ -18,7 +18,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
-// program is a build of examples/nodeproxy, with the version that it is of.
+// program is a build of nodeproxy, with the version that it is of.
 type program struct{ path, version string }
 
 // builds builds this version and the one before, once for all engines.
@@ -64,8 +64,11 @@ func exists(path string) bool { _, err := os.Stat(path); return err == nil }
 
 func (b *builds) build(t *testing.T, root, name string) string {
 	t.Helper()
-	path := filepath.Join(b.dir, name)
-	if out, err := exec.CommandContext(t.Context(), filepath.Join(root, "examples/nodeproxy/deploy/build.sh"), path).CombinedOutput(); err != nil {
+	path, script := filepath.Join(b.dir, name), filepath.Join(root, "nodeproxy/deploy/build.sh")
+	if !exists(script) { // in older versions
+		script = filepath.Join(root, "examples/nodeproxy/deploy/build.sh")
+	}
+	if out, err := exec.CommandContext(t.Context(), script, path).CombinedOutput(); err != nil {
 		t.Fatalf("build nodeproxy: %v\n%s", err, out)
 	}
 	return path

@@ -1,21 +1,14 @@
 package guard
 
 import (
-	"io/fs"
 	"os"
-	"os/exec"
 	"path"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
-
-	"github.com/serviceplane/serviceplane/metrics"
-	"github.com/serviceplane/serviceplane/spctl"
+	"github.com/serviceplane/serviceplane/internal/guard/documents"
 )
 
 const root = "../.."
@@ -23,15 +16,7 @@ const root = "../.."
 // texts returns the files of the repository with a suffix, by path.
 func texts(t *testing.T, suffix string) map[string]string {
 	t.Helper()
-	all := map[string]string{}
-	err := fs.WalkDir(os.DirFS(root), ".", func(name string, _ fs.DirEntry, err error) error {
-		if err == nil && strings.HasSuffix(name, suffix) && !strings.Contains(name, "testdata/") {
-			var text []byte
-			text, err = os.ReadFile(path.Join(root, name))
-			all[name] = string(text)
-		}
-		return err
-	})
+	all, err := documents.Read(root, suffix)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,14 +24,12 @@ func texts(t *testing.T, suffix string) map[string]string {
 }
 
 var (
-	fenced      = regexp.MustCompile("(?ms)^ *```([a-z]*)\n(.*?)^ *```$")         // read-only
-	codeSpan    = regexp.MustCompile("`[^`\n]+`")                                 // read-only
-	link        = regexp.MustCompile(`\]\(([^)\s#]*)#?([^)\s]*)\)`)               // read-only
-	heading     = regexp.MustCompile(`(?m)^#+ (.*)$`)                             // read-only
-	notInASlug  = regexp.MustCompile(`\]\([^)]*\)|[^\p{L}\p{M}\p{N}\p{Pc} -]`)    // read-only
-	indentation = regexp.MustCompile(`(?m)^[\t ]+`)                               // read-only
-	flagName    = regexp.MustCompile(`--[a-z][a-z0-9-]*[a-z0-9]\b`)               // read-only
-	metricName  = regexp.MustCompile(`\b(?:serviceplane|kubeproxy)_[a-z_]+[a-z]`) // read-only
+	fenced      = regexp.MustCompile("(?ms)^ *```([a-z]*)\n(.*?)^ *```$")      // read-only
+	codeSpan    = regexp.MustCompile("`[^`\n]+`")                              // read-only
+	link        = regexp.MustCompile(`\]\(([^)\s#]*)#?([^)\s]*)\)`)            // read-only
+	heading     = regexp.MustCompile(`(?m)^#+ (.*)$`)                          // read-only
+	notInASlug  = regexp.MustCompile(`\]\([^)]*\)|[^\p{L}\p{M}\p{N}\p{Pc} -]`) // read-only
+	indentation = regexp.MustCompile(`(?m)^[\t ]+`)                            // read-only
 )
 
 // TestLinks: links between documents lead to a file, and to a title where they have an
@@ -113,66 +96,6 @@ func TestGoSnippets(t *testing.T) {
 			}
 		}
 	}
-}
-
-// TestFlagsAndMetrics: docs/MIGRATING.md names every flag of nodeproxy and every metric.
-// Documents name no flags but those and spctl's, except in rows that say "not there" or "no effect".
-func TestFlagsAndMetrics(t *testing.T) {
-	t.Parallel()
-	command := exec.CommandContext(t.Context(), "go", "run", "./examples/nodeproxy", "--help")
-	command.Dir = root
-	help, err := command.CombinedOutput()
-	if err != nil {
-		t.Fatalf("nodeproxy --help: %v\n%s", err, help)
-	}
-	exist := flagName.FindAllString(string(help), -1)
-	for _, mode := range []string{"nftables", "iptables", "ipvs", "ebpf", "userspace"} {
-		registry := prometheus.NewRegistry()
-		if _, err := metrics.New(recorder{registry, &exist}, metrics.Options{Mode: mode, PerService: true}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	documents := texts(t, ".md")
-	for _, name := range exist {
-		if !strings.Contains(documents["docs/MIGRATING.md"], name) {
-			t.Errorf("docs/MIGRATING.md does not name %s", name)
-		}
-	}
-	exist = append(exist, flagsOf(spctl.New(spctl.Options{}))...)
-	for name, text := range documents {
-		for _, flag := range regexp.MustCompile("`("+flagName.String()+")[^`]*`").FindAllStringSubmatch(text, -1) {
-			if name != "CHANGELOG.md" && !slices.Contains(exist, flag[1]) && !regexp.MustCompile(`(?m)^\|.*`+flag[1]+`.*\| (?:not there|no effect)`).MatchString(documents["docs/MIGRATING.md"]) {
-				t.Errorf("%s: nodeproxy and spctl have no flag %s", name, flag[1])
-			}
-		}
-	}
-}
-
-// flagsOf returns the flags of a command and its subcommands.
-func flagsOf(c *cobra.Command) (flags []string) {
-	note := func(f *pflag.Flag) { flags = append(flags, "--"+f.Name) }
-	c.Flags().VisitAll(note)
-	c.PersistentFlags().VisitAll(note)
-	for _, sub := range c.Commands() {
-		flags = append(flags, flagsOf(sub)...)
-	}
-	return flags
-}
-
-// recorder notes the names of metrics.
-type recorder struct {
-	*prometheus.Registry
-	names *[]string
-}
-
-func (r recorder) Register(c prometheus.Collector) error {
-	descs := make(chan *prometheus.Desc, 1000)
-	c.Describe(descs)
-	close(descs)
-	for d := range descs {
-		*r.names = append(*r.names, metricName.FindString(d.String()))
-	}
-	return nil
 }
 
 // Commands of tests, and flags with which go test still answers from its cache: see "go help test".

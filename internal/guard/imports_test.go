@@ -19,11 +19,12 @@ type pkg struct {
 	CgoFiles                           []string
 }
 
-// packages lists the packages of the module on one system. CGO_ENABLED=1 makes go list
+// packages lists the packages of both modules on one system. CGO_ENABLED=1 makes go list
 // show files that use cgo.
 func packages(t *testing.T, goos string) (all []pkg) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "go", "list", "-json=ImportPath,Imports,TestImports,XTestImports,Deps,CgoFiles", module+"/...")
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-json=ImportPath,Imports,TestImports,XTestImports,Deps,CgoFiles", "./...", "./nodeproxy/...")
+	cmd.Dir = root
 	cmd.Env = append(os.Environ(), "GOOS="+goos, "GOARCH=amd64", "CGO_ENABLED=1")
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
@@ -51,11 +52,11 @@ var importers = map[string][]string{
 	"k8s.io/client-go/kubernetes":    {"examples/cni-plugin", "examples/hybrid"}, // every API group: 13 MB
 	"k8s.io/client-go/informers":     {"examples/cni-plugin"},
 	"github.com/containernetworking": {"examples"},
-	"github.com/spf13":               {"spctl", "examples", "nodeproxy"},
+	"github.com/spf13":               {"examples", "nodeproxy"},
 	"github.com/fsnotify":            {"examples", "nodeproxy"},
 	"github.com/prometheus":          {"metrics", "examples", "nodeproxy"},
 	"go.opentelemetry.io":            {"tracing", "examples", "nodeproxy"},
-	"go.yaml.in/yaml/v3":             {"informer", "internal/apitest", "internal/fleet", "internal/manifest", "spctl", "examples", "nodeproxy"},
+	"go.yaml.in/yaml/v3":             {"informer", "internal/apitest", "internal/fleet", "internal/manifest", "examples", "nodeproxy"},
 	"github.com/moby/ipvs":           {"ipvs", "examples", "nodeproxy"},
 	"github.com/vishvananda/netlink": netlinkUsers,
 	"github.com/mdlayher/netlink":    netlinkUsers,
@@ -90,7 +91,7 @@ func TestEveryPackageHasAnExample(t *testing.T) {
 	t.Parallel()
 	for _, p := range packages(t, "linux") {
 		folder := strings.TrimPrefix(p.ImportPath, module+"/")
-		if slices.ContainsFunc([]string{module, "docs", "hack", "examples", "internal"}, func(f string) bool { return within(folder, f) }) || strings.Contains(folder, "/internal/") {
+		if slices.ContainsFunc([]string{module, "docs", "hack", "examples", "internal", "nodeproxy/cmd"}, func(f string) bool { return within(folder, f) }) || strings.Contains(folder, "/internal/") {
 			continue
 		}
 		files, err := filepath.Glob(filepath.Join(root, folder, "*_test.go"))
@@ -120,7 +121,7 @@ func (p *pkg) faults() (faults []string) {
 	}
 	for _, dep := range slices.Concat(p.Imports, p.TestImports, p.XTestImports) {
 		switch {
-		case within(dep, "k8s.io/klog") && p.ImportPath != module+"/examples/nodeproxy":
+		case within(dep, "k8s.io/klog") && p.ImportPath != module+"/nodeproxy" && p.ImportPath != module+"/nodeproxy/cmd/nodeproxy":
 			faults = append(faults, "imports "+dep)
 		case within(dep, module+"/internal") && p.ImportPath == module+"/examples/own-engine":
 			faults = append(faults, "shows how to write an engine outside of this module, and imports "+dep)

@@ -40,7 +40,7 @@ func TestMountsLeaveTheImagesFiles(t *testing.T) {
 	}
 	for name := range images {
 		if !seen[name] {
-			t.Errorf("no manifest has the image of examples/%s", name)
+			t.Errorf("no manifest has the image of %s", name)
 		}
 	}
 }
@@ -50,7 +50,7 @@ func imagesOf(t *testing.T) map[string][]string {
 	t.Helper()
 	copies := regexp.MustCompile(`(?m)^COPY --from=\S+ \S+ (/\S+)$`)
 	images := map[string][]string{}
-	for _, pattern := range []string{"../../examples/*/Dockerfile", "../../examples/*/deploy/Dockerfile"} {
+	for _, pattern := range []string{"../../examples/*/Dockerfile", "../../nodeproxy/deploy/Dockerfile"} {
 		paths, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)
@@ -60,7 +60,7 @@ func imagesOf(t *testing.T) map[string][]string {
 			if err != nil {
 				t.Fatal(err)
 			}
-			name := strings.Split(path, "/")[3]
+			name := filepath.Base(strings.TrimSuffix(filepath.Dir(path), "/deploy"))
 			for _, match := range copies.FindAllStringSubmatch(string(text), -1) {
 				images[name] = append(images[name], match[1])
 			}
@@ -74,7 +74,7 @@ func imagesOf(t *testing.T) map[string][]string {
 
 func manifests(t *testing.T) (paths []string) {
 	t.Helper()
-	for _, pattern := range []string{"../../examples/*/*.yaml", "../../examples/*/deploy/*.yaml"} {
+	for _, pattern := range []string{"../../examples/*/*.yaml", "../../nodeproxy/deploy/*.yaml"} {
 		more, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)

@@ -41,7 +41,7 @@ const modulePath = "github.com/serviceplane/serviceplane"
 
 // list reads the packages of the repository as they are on Linux, with the tests for virtual machines.
 func list(ctx context.Context) (module, error) {
-	text, err := output(ctx, "go", "list", "-tags=vm", "-json=ImportPath,Imports,TestImports,XTestImports", "./...")
+	text, err := output(ctx, "go", "list", "-tags=vm", "-json=ImportPath,Imports,TestImports,XTestImports", "./...", "./nodeproxy/...")
 	if err != nil {
 		return nil, err
 	}

@@ -119,7 +119,7 @@ func builds() []proof {
 		},
 		{
 			name: "supplychain", proves: "Two builds of nodeproxy have the same bytes, its SBOM names every module, and all licences are allowed.",
-			packages: []string{"./nodeproxy"}, files: []string{"hack/supplychain.sh", "hack/supplychain/", "examples/nodeproxy/deploy/"}, needs: []need{git},
+			packages: []string{"./nodeproxy"}, files: []string{"hack/supplychain.sh", "hack/supplychain/", "nodeproxy/deploy/"}, needs: []need{git},
 			whole: script(2, "hack/supplychain.sh"),
 		},
 		{

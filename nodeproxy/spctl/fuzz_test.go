@@ -8,7 +8,7 @@ import (
 	"testing"
 	"unicode"
 
-	"github.com/serviceplane/serviceplane/spctl"
+	"github.com/serviceplane/serviceplane/nodeproxy/spctl"
 )
 
 // FuzzAnswers: whatever a proxy answers, a command ends, with a status that the package documents,

@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/serviceplane/serviceplane/spctl"
+	"github.com/serviceplane/serviceplane/nodeproxy/spctl"
 )
 
 // A program mounts the command among its own. Here it asks a proxy that does not run.

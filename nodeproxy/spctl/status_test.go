@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/serviceplane/serviceplane/debughttp"
-	"github.com/serviceplane/serviceplane/spctl"
+	"github.com/serviceplane/serviceplane/nodeproxy/spctl"
 )
 
 // statuses are command lines of each subcommand, with the exit status against a proxy that

@@ -10,9 +10,9 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/debughttp"
+	"github.com/serviceplane/serviceplane/nodeproxy/spctl"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
-	"github.com/serviceplane/serviceplane/spctl"
 )
 
 // hasHeard tells a proxy up to which versions it has heard everything, and programs that.

@@ -20,8 +20,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/serviceplane/serviceplane/nodeproxy/spctl"
 	"github.com/serviceplane/serviceplane/programmed"
-	"github.com/serviceplane/serviceplane/spctl"
 )
 
 // cluster finds the proxies of all nodes: pods that the API server forwards requests to.

@@ -19,9 +19,9 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/debughttp"
+	"github.com/serviceplane/serviceplane/nodeproxy/spctl"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
-	"github.com/serviceplane/serviceplane/spctl"
 )
 
 // debugHandler returns the handler of a proxy on a node, with a Service at a VIP.

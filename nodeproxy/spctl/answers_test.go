@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/serviceplane/serviceplane/spctl"
+	"github.com/serviceplane/serviceplane/nodeproxy/spctl"
 )
 
 // TestAnswers compares the tables of answers that need an engine in the kernel with

@@ -26,9 +26,9 @@ import (
 	"github.com/serviceplane/serviceplane/canary"
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/debughttp"
+	"github.com/serviceplane/serviceplane/nodeproxy/spctl"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
-	"github.com/serviceplane/serviceplane/spctl"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

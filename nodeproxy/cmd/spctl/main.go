@@ -23,7 +23,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/serviceplane/serviceplane/spctl"
+	"github.com/serviceplane/serviceplane/nodeproxy/spctl"
 )
 
 func main() {

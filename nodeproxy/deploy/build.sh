@@ -6,6 +6,6 @@
 # templates call methods by name, so that the linker has to keep every exported method of every type.
 set -eu
 output=$(realpath -m "$1")
-cd "$(dirname "$0")/../../.."
-CGO_ENABLED=0 go build -trimpath -tags=grpcnotrace -ldflags='-s -w' -o "$output" ./examples/nodeproxy
+cd "$(dirname "$0")/.."
+CGO_ENABLED=0 go build -trimpath -tags=grpcnotrace -ldflags='-s -w' -o "$output" ./cmd/nodeproxy
 echo "nodeproxy: $(($(wc -c <"$output") / 1000000)) MB"
