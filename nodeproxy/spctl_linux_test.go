@@ -48,7 +48,7 @@ type terminal struct {
 func newTerminal(t *testing.T, socket string) *terminal {
 	t.Helper()
 	folder := t.TempDir()
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", folder, "cmd/spctl").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", folder, "./cmd/spctl").CombinedOutput(); err != nil {
 		t.Fatalf("build spctl: %v\n%s", err, out)
 	}
 	bin := t.TempDir()
