@@ -341,7 +341,7 @@ func (e *explaining) forward(s *Service, f *Frontend) {
 		if p.Excluded != "" {
 			continue
 		}
-		hairpin := !e.BySocket && p.Addr.Addr() == e.Packet.Source && slices.Contains(s.OnNode, e.Packet.Source)
+		hairpin := !e.BySocket && !e.direct() && p.Addr.Addr() == e.Packet.Source && slices.Contains(s.OnNode, e.Packet.Source)
 		p.Masquerade = e.Masquerade || hairpin
 		if hairpin && !e.Masquerade {
 			e.because("the source is masqueraded if the packet returns to the endpoint that sent it, %v", p.Addr)
@@ -349,12 +349,17 @@ func (e *explaining) forward(s *Service, f *Frontend) {
 	}
 }
 
+// direct reports whether the endpoint gets the packet unchanged.
+func (e *explaining) direct() bool { return e.traits.DirectReturn && e.Frontend.Kind != NodePort }
+
 // source explains what an endpoint sees as the source.
 func (e *explaining) source(f *Frontend) {
 	switch {
 	case e.traits.SourceLost:
 		e.Masquerade = true
 		e.because("the endpoint sees the node's address, because the proxy opens the connection itself")
+	case e.direct():
+		e.because("the source is kept, and the destination too: the endpoint has the address, and replies to the client itself")
 	case e.shortCircuited: // already explained
 	case e.BySocket:
 		e.Masquerade = e.isNodes()

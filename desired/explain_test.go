@@ -234,6 +234,27 @@ func TestTraitsDecideThePolicy(t *testing.T) {
 	}
 }
 
+// TestDirectReturnKeepsTheSource of all packets but those to node ports, and of an endpoint that reaches itself.
+func TestDirectReturnKeepsTheSource(t *testing.T) {
+	x := explainer(t, nil, local(1))
+	x.Traits = func(*Service) Traits { return Traits{DirectReturn: true} }
+	itself := packetTo(clusterIP.String() + ":30080")
+	itself.Source, itself.Origin = local(1).Addr.Addr(), FromPod
+	for text, c := range map[string]struct {
+		packet Packet
+		masqed bool
+	}{
+		"external IP": {packetTo("192.0.2.10:30080"), false},
+		"itself":      {itself, false},
+		"node port":   {packetTo("192.0.2.10:30443"), true},
+	} {
+		e, err := x.Explain(c.packet)
+		if err != nil || e.Verdict != VerdictForward || e.Masquerade != c.masqed || e.Endpoints[0].Masquerade != c.masqed {
+			t.Errorf("%s: %v, masquerade %v, %v (%q), want %v", text, e.Verdict, e.Masquerade, err, e.Reasons, c.masqed)
+		}
+	}
+}
+
 func from(p Packet, origin Origin, link string) Packet {
 	p.Origin, p.Interface = origin, link
 	return p

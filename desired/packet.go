@@ -100,6 +100,9 @@ type Traits struct {
 	// SourceLost shows endpoints an address of the node instead of the client's, whatever a
 	// frontend masquerades.
 	SourceLost bool
+	// DirectReturn forwards packets unchanged, except those to node ports: endpoints have the VIP, see
+	// the client's address whatever a frontend masquerades, and reply to the client without this node.
+	DirectReturn bool
 	// LoopbackNodePorts accepts node ports on 127.0.0.0/8, if that is in NodePortAddresses.
 	LoopbackNodePorts bool
 	// LocalhostSockets accepts node ports at 127.0.0.1 and ::1 if Globals.LocalhostNodePorts is

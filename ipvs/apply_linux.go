@@ -179,6 +179,9 @@ func (e *Engine) setPort(w *wantedPort) error {
 			continue // a VIP that is an address of the node has precedence
 		}
 		errs = append(errs, e.own(key, name), e.recordRefusal(name, e.table.set(key, v)))
+		if len(v.unfit) > 0 {
+			e.failed = append(e.failed, &proxier.ServiceError{Name: name, Err: v.unfitError(key), Partial: true, Terminal: true})
+		}
 	}
 	e.use(now.vips, 1)
 	for i := range w.service.Frontends {

@@ -27,7 +27,8 @@ type Config struct {
 	// that Tracker.DecorateService has stored in Port.Ext. It must be pure; several goroutines
 	// may call it at once.
 	Tune func(s *desired.Service) Tuning
-	// Forward is how packets are forwarded to real servers.
+	// Forward is how packets are forwarded to real servers, except for node ports: these are always
+	// masqueraded, because no real server has the node's address.
 	Forward Forward
 	// OnePacket schedules each UDP datagram separately, like the flag --ops of ipvsadm.
 	OnePacket bool
@@ -61,6 +62,8 @@ type Tuning struct {
 	// HashPort, HashFallback and OnePacket do for the service port what those of the Config do
 	// for all.
 	HashPort, HashFallback, OnePacket bool
+	// Forward replaces the Config's, if it is not ForwardMasquerade.
+	Forward Forward
 }
 
 // Forward is a forwarding method.
@@ -70,7 +73,10 @@ const (
 	// ForwardMasquerade translates addresses and ports; replies pass this node too.
 	ForwardMasquerade Forward = iota
 	// ForwardDirect forwards packets unchanged to a real server on the same link. It must
-	// have the VIP and listen on its port, and it replies to clients directly.
+	// have the VIP and listen on its port, and it replies to clients directly: not through this node,
+	// which has the VIP too and takes packets from it for forged. So clients on this node get no answer.
+	// The source is the client's. An endpoint whose port is not the frontend's gets nothing, and the
+	// service port fails.
 	ForwardDirect
 	// ForwardTunnel does the same through an IP in IP tunnel.
 	ForwardTunnel

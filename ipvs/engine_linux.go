@@ -128,7 +128,7 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 	}
 	inFront := config.Config
 	inFront.Names.Table += ".ipvs" // not the nftables engine's table, so that one engine can replace the other
-	front, err := nftables.NewFront(inFront, family, deps)
+	front, err := nftables.NewFront(inFront, family, deps, (&planner{config: &config}).traits)
 	if err != nil {
 		return nil, err
 	}
@@ -216,7 +216,7 @@ func (e *Engine) openAll() error {
 func (e *Engine) realSystem() system {
 	c := &e.config
 	return system{
-		kernel: func() (kernelConn, error) { return openKernel(c.NetNS, e.family, c.Forward) },
+		kernel: func() (kernelConn, error) { return openKernel(c.NetNS, e.family) },
 		device: func() (vipDevice, error) { return openDevice(c.NetNS, c.Names, e.family) },
 		loaded: func() (bool, error) { return ipvsLoaded(c.NetNS) },
 		left:   e.openLeft,

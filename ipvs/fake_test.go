@@ -102,7 +102,7 @@ func (k *fakeKernel) ListFast() (map[serverKey]*virtual, error) {
 	all, err := k.List()
 	maps.DeleteFunc(all, func(key serverKey, _ *virtual) bool { return k.hidden[key] })
 	for _, v := range all {
-		v.settings = settings{scheduler: v.scheduler, flags: v.flags & flagPersistent}
+		v.settings = settings{scheduler: v.scheduler, flags: v.flags & flagPersistent, forward: v.forward}
 	}
 	return all, err
 }
@@ -139,6 +139,7 @@ func (k *fakeKernel) Put(key serverKey, s settings, as change) error {
 			v = &virtual{reals: map[netip.AddrPort]int{}}
 			k.virtuals[key] = v
 		}
+		s.forward = v.forward // only real servers have it
 		v.settings = s
 		return nil
 	})
@@ -156,7 +157,7 @@ func (k *fakeKernel) Delete(key serverKey) error {
 	})
 }
 
-func (k *fakeKernel) PutReal(key serverKey, real netip.AddrPort, weight int, as change) error {
+func (k *fakeKernel) PutReal(key serverKey, real netip.AddrPort, weight int, how Forward, as change) error {
 	return k.call(func() error {
 		v := k.virtuals[key]
 		if v == nil {
@@ -166,7 +167,7 @@ func (k *fakeKernel) PutReal(key serverKey, real netip.AddrPort, weight int, as 
 			return errGone
 		}
 		k.write("put real", key, real, weight)
-		v.reals[real] = weight
+		v.reals[real], v.forward = weight, how
 		return nil
 	})
 }

@@ -170,8 +170,8 @@ func (k calledKernel) Delete(key serverKey) error {
 	return k.do(func() error { return k.fake().Delete(key) })
 }
 
-func (k calledKernel) PutReal(key serverKey, real netip.AddrPort, weight int, as change) error {
-	return k.do(func() error { return k.fake().PutReal(key, real, weight, as) })
+func (k calledKernel) PutReal(key serverKey, real netip.AddrPort, weight int, how Forward, as change) error {
+	return k.do(func() error { return k.fake().PutReal(key, real, weight, how, as) })
 }
 
 func (k calledKernel) DeleteReal(key serverKey, real netip.AddrPort) error {

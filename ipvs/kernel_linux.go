@@ -23,15 +23,14 @@ import (
 
 // netlinkKernel is the kernel over netlink. One goroutine at a time may use it.
 type netlinkKernel struct {
-	handle  *ipvs.Handle
-	netNS   string
-	family  uint16
-	forward Forward
+	handle *ipvs.Handle
+	netNS  string
+	family uint16
 }
 
 // openKernel opens a socket in a network namespace, as in namespace.Visit. It checks for
 // IPVS first, because package ipvs does not return an error without it.
-func openKernel(netNS string, family v1.IPFamily, forward Forward) (k *netlinkKernel, err error) {
+func openKernel(netNS string, family v1.IPFamily) (k *netlinkKernel, err error) {
 	err = namespace.Visit(netNS, func() error {
 		if err := findIPVS(); err != nil {
 			return err
@@ -40,7 +39,7 @@ func openKernel(netNS string, family v1.IPFamily, forward Forward) (k *netlinkKe
 		if err != nil {
 			return fmt.Errorf("open netlink socket: %w", denied(err))
 		}
-		k = &netlinkKernel{handle: handle, netNS: netNS, family: unix.AF_INET, forward: forward}
+		k = &netlinkKernel{handle: handle, netNS: netNS, family: unix.AF_INET}
 		if family == v1.IPv6Protocol {
 			k.family = unix.AF_INET6
 		}
@@ -144,6 +143,7 @@ func (k *netlinkKernel) virtual(s *ipvs.Service) (*virtual, error) {
 	for _, d := range destinations {
 		real := netip.AddrPortFrom(addrOf(d.Address), d.Port)
 		v.reals[real], v.counted[real] = d.Weight, d.Stats.Connections
+		v.forward = forwardOf(d.ConnectionFlags)
 	}
 	return v, nil
 }
@@ -220,8 +220,8 @@ func (k *netlinkKernel) Delete(key serverKey) error {
 }
 
 // PutReal implements kernel.
-func (k *netlinkKernel) PutReal(key serverKey, real netip.AddrPort, weight int, as change) error {
-	service, d := k.service(key, settings{}), k.destination(real, weight)
+func (k *netlinkKernel) PutReal(key serverKey, real netip.AddrPort, weight int, how Forward, as change) error {
+	service, d := k.service(key, settings{}), k.destination(real, weight, how)
 	if as == create {
 		err := k.handle.NewDestination(service, d)
 		if !errors.Is(err, unix.EEXIST) {
@@ -233,7 +233,7 @@ func (k *netlinkKernel) PutReal(key serverKey, real netip.AddrPort, weight int, 
 
 // DeleteReal implements kernel.
 func (k *netlinkKernel) DeleteReal(key serverKey, real netip.AddrPort) error {
-	err := k.handle.DelDestination(k.service(key, settings{}), k.destination(real, 0))
+	err := k.handle.DelDestination(k.service(key, settings{}), k.destination(real, 0, ForwardMasquerade))
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) {
 		return nil
 	}
@@ -257,12 +257,34 @@ func (k *netlinkKernel) netmask() uint32 {
 	return all6
 }
 
-func (k *netlinkKernel) destination(real netip.AddrPort, weight int) *ipvs.Destination {
+// forwardOf is the forwarding method in the flags of a real server.
+func forwardOf(flags uint32) Forward {
+	switch flags & ipvs.ConnectionFlagFwdMask {
+	case ipvs.ConnectionFlagDirectRoute:
+		return ForwardDirect
+	case ipvs.ConnectionFlagTunnel:
+		return ForwardTunnel
+	default:
+		return ForwardMasquerade
+	}
+}
+
+// connectionFlags are IP_VS_CONN_F_* of linux/ip_vs.h, by forwarding method.
+func (f Forward) connectionFlags() uint32 {
+	switch f {
+	case ForwardDirect:
+		return ipvs.ConnectionFlagDirectRoute
+	case ForwardTunnel:
+		return ipvs.ConnectionFlagTunnel
+	default:
+		return ipvs.ConnectionFlagMasq
+	}
+}
+
+func (k *netlinkKernel) destination(real netip.AddrPort, weight int, how Forward) *ipvs.Destination {
 	return &ipvs.Destination{
 		Address: real.Addr().AsSlice(), Port: real.Port(), Weight: weight, AddressFamily: k.family,
-		ConnectionFlags: map[Forward]uint32{
-			ForwardMasquerade: ipvs.ConnectionFlagMasq, ForwardDirect: ipvs.ConnectionFlagDirectRoute, ForwardTunnel: ipvs.ConnectionFlagTunnel,
-		}[k.forward],
+		ConnectionFlags: how.connectionFlags(),
 	}
 }
 

@@ -185,11 +185,12 @@ func (f *leavingFamily) find(ctx context.Context) (map[serverKey]bool, error) {
 // come while no rule of the new mode is for them, are refused.
 func (f *leavingFamily) stopNew() error {
 	for _, key := range sortedKeys(f.servers) {
-		for real, r := range f.engine.table.virtuals[key].reals {
+		server := f.engine.table.virtuals[key]
+		for real, r := range server.reals {
 			if r.weight == 0 {
 				continue
 			}
-			if err := f.engine.kernel.PutReal(key, real, 0, update); err != nil {
+			if err := f.engine.kernel.PutReal(key, real, 0, server.forward, update); err != nil {
 				return fmt.Errorf("drain %s: %w", object(key, real), err)
 			}
 		}

@@ -41,6 +41,8 @@ type settings struct {
 	flags     uint32
 	// timeout is how long a client stays with its real server; 0 without flagPersistent.
 	timeout time.Duration
+	// forward is that of all its real servers.
+	forward Forward
 }
 
 // satisfy reports whether a virtual server with these settings does what is wanted. One with
@@ -63,6 +65,8 @@ type virtual struct {
 	// nodePort means that it is for a node port, on an address of the node.
 	nodePort bool
 	reals    map[netip.AddrPort]int
+	// unfit are endpoints with another port than the frontend, which only masquerading can reach.
+	unfit []netip.AddrPort
 	// serving are all serving endpoints. Their connections continue; those that are
 	// not in reals get no new ones.
 	serving desired.Endpoints
@@ -99,7 +103,9 @@ func (p *planner) virtuals(s *desired.Service) map[serverKey]*virtual {
 			continue
 		}
 		v := p.virtual(s, scope, own)
-		v.nodePort = f.Kind == desired.NodePort
+		if v.nodePort = f.Kind == desired.NodePort; !v.nodePort {
+			v.forwarded(p.forward(own), f.Port)
+		}
 		addrs := []netip.Addr{f.VIP}
 		if f.Kind == desired.NodePort {
 			addrs = p.nodeAddrs
@@ -119,6 +125,37 @@ func (p *planner) tuning(s *desired.Service) (own Tuning) {
 		own = p.config.Tune(s)
 	}
 	return own
+}
+
+// forward is how packets to the VIPs of a service port are forwarded.
+func (p *planner) forward(own Tuning) Forward {
+	return cmp.Or(own.Forward, p.config.Forward)
+}
+
+// forwarded sets how packets to a port are forwarded. Only masquerading changes the port.
+func (v *virtual) forwarded(how Forward, port uint16) {
+	v.forward, v.instead.forward = how, how
+	if how == ForwardMasquerade {
+		return
+	}
+	for real := range v.reals {
+		if real.Port() != port {
+			v.unfit = append(v.unfit, real)
+			delete(v.reals, real)
+		}
+	}
+	slices.SortFunc(v.unfit, netip.AddrPort.Compare)
+}
+
+// unfitError says which endpoints get nothing.
+func (v *virtual) unfitError(key serverKey) error {
+	return fmt.Errorf("forward packets to %v by method %v, which does not change the port: %d endpoints have another one, such as %v; set targetPort to %d",
+		key, v.forward, len(v.unfit), v.unfit[0], key.addr.Port())
+}
+
+// String is the name in /proc/net/ip_vs.
+func (f Forward) String() string {
+	return map[Forward]string{ForwardMasquerade: "Masq", ForwardDirect: "Route", ForwardTunnel: "Tunnel"}[f]
 }
 
 func (p *planner) virtual(s *desired.Service, scope desired.Scope, own Tuning) *virtual {
@@ -209,7 +246,9 @@ func (p *planner) traits(s *desired.Service) desired.Traits {
 	if s == nil {
 		return t
 	}
-	v := p.settings(s, p.tuning(s))
+	own := p.tuning(s)
+	v := p.settings(s, own)
+	t.DirectReturn = p.forward(own) != ForwardMasquerade
 	if s.Weights(desired.ScopeCluster) != nil || s.Weights(desired.ScopeLocal) != nil {
 		v.scheduler = weighted(v.scheduler)
 	}

@@ -190,6 +190,42 @@ func TestSettingsOfAVirtualServer(t *testing.T) {
 	}
 }
 
+// TestOnlyMasqueradingChangesThePort: other methods forward to the endpoints that have the frontend's port, and
+// node ports are always masqueraded.
+func TestOnlyMasqueradingChangesThePort(t *testing.T) {
+	t.Parallel()
+	fits := netip.MustParseAddrPort("192.0.2.3:80")
+	for name, c := range map[string]struct{ engine, own, want Forward }{
+		"masquerading":           {},
+		"the engine's":           {ForwardDirect, ForwardMasquerade, ForwardDirect},
+		"the service port's":     {ForwardMasquerade, ForwardTunnel, ForwardTunnel},
+		"the service port first": {ForwardDirect, ForwardTunnel, ForwardTunnel},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			config := Config{Forward: c.engine, Tune: func(*desired.Service) Tuning { return Tuning{Forward: c.own} }}.WithDefaults()
+			p := planner{config: &config, nodeAddrs: plannedNode()}
+			s := plannedService(planned(desired.ClusterIP, "198.51.100.1", 80, desired.ScopeCluster), planned(desired.NodePort, "", 30080, desired.ScopeCluster))
+			s.Cluster = s.Cluster.With(fits)
+			all := p.virtuals(s)
+			node, vip := all[tcpKey("192.0.2.250:30080")], all[tcpKey("198.51.100.1:80")]
+			if node.forward != ForwardMasquerade || len(node.reals) != 3 || len(node.unfit) != 0 {
+				t.Errorf("the node port's virtual server = %+v, want all endpoints masqueraded", node)
+			}
+			reals, unfit := 1, 2
+			if c.want == ForwardMasquerade {
+				reals, unfit = 3, 0
+			}
+			if vip.forward != c.want || len(vip.reals) != reals || len(vip.unfit) != unfit || vip.reals[fits] != 1 {
+				t.Errorf("the VIP's virtual server = %+v, want method %v with %d real servers", vip, c.want, reals)
+			}
+			if got := p.traits(s).DirectReturn; got != (c.want != ForwardMasquerade) {
+				t.Errorf("DirectReturn = %v with method %v", got, c.want)
+			}
+		})
+	}
+}
+
 // TestWeightsAreThoseOfTheScope: with few local endpoints, those of all endpoints do not count.
 func TestWeightsAreThoseOfTheScope(t *testing.T) {
 	t.Parallel()

@@ -68,7 +68,7 @@ func parseVirtual(all map[serverKey]*virtual, fields [][]byte, isFamily func(net
 }
 
 func (v *virtual) parseReal(fields [][]byte) error {
-	const weightField = 3
+	const forwardField, weightField = 2, 3
 	if len(fields) <= weightField {
 		return fmt.Errorf("want at least %d fields", weightField+1)
 	}
@@ -76,6 +76,7 @@ func (v *virtual) parseReal(fields [][]byte) error {
 	if err != nil {
 		return err
 	}
+	v.forward = map[string]Forward{"Route": ForwardDirect, "Tunnel": ForwardTunnel}[string(fields[forwardField])]
 	v.reals[addr], err = strconv.Atoi(string(fields[weightField]))
 	return err
 }

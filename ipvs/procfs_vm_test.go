@@ -23,7 +23,7 @@ func TestListFastReturnsWhatListDoes(t *testing.T) {
 	b := bare{t, netnstest.New(t).Path()}
 	dice := rand.New(rand.NewPCG(1, 2))
 	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
-		k, err := openKernel(b.ns, family, ForwardMasquerade)
+		k, err := openKernel(b.ns, family)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -59,7 +59,7 @@ func TestListFastReturnsWhatListDoes(t *testing.T) {
 func TestOtherNamespacesHideNoDamage(t *testing.T) {
 	var kernels []*netlinkKernel
 	for range 2 {
-		k, err := openKernel(netnstest.New(t).Path(), v1.IPv4Protocol, ForwardMasquerade)
+		k, err := openKernel(netnstest.New(t).Path(), v1.IPv4Protocol)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -113,7 +113,7 @@ func fill(tb testing.TB, k *netlinkKernel, dice *rand.Rand, base string, n int) 
 		}
 		for range reals {
 			real = real.Next()
-			if err := k.PutReal(key, netip.AddrPortFrom(real, 8080), dice.IntN(3), create); err != nil {
+			if err := k.PutReal(key, netip.AddrPortFrom(real, 8080), dice.IntN(3), ForwardMasquerade, create); err != nil {
 				tb.Fatal(err)
 			}
 		}
@@ -122,7 +122,7 @@ func fill(tb testing.TB, k *netlinkKernel, dice *rand.Rand, base string, n int) 
 
 // BenchmarkList compares the ways to list all virtual servers.
 func BenchmarkList(b *testing.B) {
-	k, err := openKernel(netnstest.New(b).Path(), v1.IPv4Protocol, ForwardMasquerade)
+	k, err := openKernel(netnstest.New(b).Path(), v1.IPv4Protocol)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -27,7 +27,7 @@ type kernel interface {
 	Loads(key serverKey) (loads, error)
 	Put(key serverKey, s settings, as change) error
 	Delete(key serverKey) error
-	PutReal(key serverKey, real netip.AddrPort, weight int, as change) error
+	PutReal(key serverKey, real netip.AddrPort, weight int, how Forward, as change) error
 	DeleteReal(key serverKey, real netip.AddrPort) error
 }
 
@@ -90,6 +90,9 @@ type virtualServer struct {
 	reals  map[netip.AddrPort]*realServer
 }
 
+// unknownWeight is one that no real server has.
+const unknownWeight = -1
+
 type realServer struct {
 	weight int
 	// deadline is when it is deleted even with connections; zero unless it drains.
@@ -144,6 +147,8 @@ func (e *virtualServer) difference(key serverKey, v *virtual) string {
 	switch {
 	case v == nil || v.scheduler != e.scheduler || (v.flags^e.flags)&flagPersistent != 0:
 		return fmt.Sprintf("virtual server %v", key)
+	case len(v.reals) > 0 && v.forward != e.forward:
+		return fmt.Sprintf("forwarding of virtual server %v", key)
 	case !maps.EqualFunc(v.reals, e.reals, same):
 		return fmt.Sprintf("real servers of virtual server %v", key)
 	}
@@ -241,6 +246,11 @@ func (t *table) setSettings(key serverKey, e *virtualServer, want *virtual) (_ *
 		e = &virtualServer{reals: map[netip.AddrPort]*realServer{}}
 		t.put(key, e)
 	}
+	if e.forward != now.forward {
+		for _, r := range e.reals {
+			r.weight = unknownWeight // so that each is written
+		}
+	}
 	e.settings = now
 	return e, refusal, nil
 }
@@ -265,7 +275,7 @@ func (t *table) setReal(key serverKey, e *virtualServer, addr netip.AddrPort, we
 		r.deadline = time.Time{}
 		return nil
 	}
-	if err := t.write(t.kernel.PutReal(key, addr, weight, as)); err != nil {
+	if err := t.write(t.kernel.PutReal(key, addr, weight, e.forward, as)); err != nil {
 		return fmt.Errorf("put %s: %w", object(key, addr), err)
 	}
 	r.weight, r.deadline = weight, time.Time{}
@@ -315,7 +325,7 @@ func (t *table) drainReal(key serverKey, e *virtualServer, addr netip.AddrPort) 
 		return nil
 	}
 	if r.weight != 0 {
-		if err := t.write(t.kernel.PutReal(key, addr, 0, update)); err != nil {
+		if err := t.write(t.kernel.PutReal(key, addr, 0, e.forward, update)); err != nil {
 			return fmt.Errorf("drain %s: %w", object(key, addr), err)
 		}
 	}

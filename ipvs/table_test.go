@@ -440,6 +440,37 @@ func (h *history) after(t *testing.T, s *step) *history {
 	return f
 }
 
+// TestANewForwardingMethodReachesEachRealServer, also those that drain, with their weights.
+func TestANewForwardingMethodReachesEachRealServer(t *testing.T) {
+	t.Parallel()
+	k := newFakeKernel()
+	table, key := newTable(k, testDrain, time.Now), tcpKey("198.51.100.1:80")
+	set := func(how Forward, reals map[netip.AddrPort]int) {
+		t.Helper()
+		want := &virtual{settings: settings{scheduler: "rr", forward: how}, reals: reals, serving: desired.EndpointsOf(endpointA(), endpointB())}
+		if err := table.set(key, want); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(ForwardMasquerade, map[netip.AddrPort]int{endpointA(): 1, endpointB(): 1})
+	set(ForwardMasquerade, map[netip.AddrPort]int{endpointA(): 1})
+	var written []string
+	k.onWrite = func(verb string, _ serverKey, real netip.AddrPort, weight int) {
+		if verb == "put real" {
+			written = append(written, fmt.Sprintf("%v %d", real, weight))
+		}
+	}
+	set(ForwardTunnel, map[netip.AddrPort]int{endpointA(): 1})
+	if want := []string{endpointA().String() + " 1", endpointB().String() + " 0"}; !slices.Equal(written, want) || k.virtuals[key].forward != ForwardTunnel {
+		t.Errorf("written %q with method %v, want %q with %v", written, k.virtuals[key].forward, want, ForwardTunnel)
+	}
+	if written = nil; table.set(key, &virtual{
+		settings: settings{scheduler: "rr", forward: ForwardTunnel}, reals: map[netip.AddrPort]int{endpointA(): 1}, serving: desired.EndpointsOf(endpointB()),
+	}) != nil || written != nil {
+		t.Errorf("the same again writes %q, want nothing", written)
+	}
+}
+
 // TestAVirtualServerWithoutRealServersIsNotCreated, not even temporarily.
 func TestAVirtualServerWithoutRealServersIsNotCreated(t *testing.T) {
 	t.Parallel()

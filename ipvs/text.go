@@ -21,8 +21,12 @@ func text(all map[serverKey]*virtual) string {
 			b.WriteString(" " + f)
 		}
 		b.WriteByte('\n')
+		how := ""
+		if v.forward != ForwardMasquerade {
+			how = " forwarding " + v.forward.String()
+		}
 		for _, addr := range slices.SortedFunc(maps.Keys(v.reals), netip.AddrPort.Compare) {
-			fmt.Fprintf(&b, "  -> %v weight %d\n", addr, v.reals[addr])
+			fmt.Fprintf(&b, "  -> %v weight %d%s\n", addr, v.reals[addr], how)
 		}
 	}
 	return b.String()

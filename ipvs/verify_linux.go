@@ -140,7 +140,7 @@ func (v *verification) servers() {
 		case have == nil:
 			v.differs(object, proxier.DifferenceMissing, want.String(), "", want.name)
 			continue
-		case !v.satisfied(have.settings, want.virtual):
+		case !v.satisfied(have, want.virtual):
 			v.differs(object, proxier.DifferenceChanged, want.String(), have.String(), want.name)
 		}
 		v.reals(key, want, have.reals)
@@ -164,7 +164,11 @@ func drains(key serverKey, have *virtual) bool {
 	return len(have.reals) > 0 && key.protocol != desired.UDP
 }
 
-func (v *verification) satisfied(have settings, want *virtual) bool {
+func (v *verification) satisfied(had *virtual, want *virtual) bool {
+	have := had.settings
+	if len(had.reals) == 0 { // only real servers have a forwarding method
+		have.forward = want.forward
+	}
 	lacks := v.engine.table != nil && v.engine.table.lacks[want.scheduler]
 	return have.satisfy(want.settings) || lacks && have.satisfy(want.instead)
 }
@@ -216,6 +220,9 @@ func (s settings) String() string {
 	}
 	if s.timeout != 0 {
 		text += fmt.Sprintf(", timeout %v", s.timeout)
+	}
+	if s.forward != ForwardMasquerade {
+		text += fmt.Sprintf(", forwarding %v", s.forward)
 	}
 	return text
 }

@@ -59,7 +59,7 @@ func (e *Engine) change(t *transaction, name changetracker.ServicePortName, s *d
 
 // place computes the elements of a service port. It adds new classes to t.
 func (e *Engine) place(prev *placed, s *desired.Service, t *transaction) *placed {
-	pl := placer{holds: e.holds, traits: e.Traits(s), class: func(c class) uint32 { return e.state.classes.exist(c, t) }}
+	pl := placer{holds: e.holds, traits: e.traitsOf(s), class: func(c class) uint32 { return e.state.classes.exist(c, t) }}
 	if s.Affinity > 0 && pl.holds == nil {
 		if pl.affinity, _ = e.state.affinity.service(s.Name); pl.affinity == nil {
 			e.limit(s, errors.New("no number is free for its session affinity, which is off"))
@@ -88,6 +88,9 @@ func (s *state) count(p *placed, n int) {
 		s.frontends.add(p.frontends[i].key, n)
 		if p.frontends[i].closed {
 			s.clusterIPs.add(p.frontends[i].key.VIP, n)
+		}
+		if p.frontends[i].direct {
+			s.directVIPs.add(p.frontends[i].key, n)
 		}
 	}
 	for _, a := range p.hairpin {

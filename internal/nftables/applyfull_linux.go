@@ -59,6 +59,7 @@ func (e *Engine) begin(l layout, trusted bool) map[changetracker.ServicePortName
 		hairpins:      newRefCounts(setHairpin, hairpinKey),
 		healthPorts:   newRefCounts(setHealthPorts, healthPortKey),
 		fastVIPs:      newRefCounts(setFastVIPs, frontendKey),
+		directVIPs:    newRefCounts(setDirectVIPs, frontendKey),
 		fastNodePorts: newRefCounts(setFastNodePorts, fastNodePort.key),
 	}
 	e.step.reset()

@@ -22,7 +22,7 @@ func (e *Engine) plan(update desired.Update, holds func(netip.Addr) bool) (strin
 	if err != nil {
 		return "", err
 	}
-	scratch.holds = holds
+	scratch.holds, scratch.behind = holds, e.behind
 	scratch.fast.Store(e.fast.Load())
 	scratch.begin(scratch.layoutFor(&update.Globals), false)
 	t := &scratch.step

@@ -29,6 +29,8 @@ type Engine struct {
 	listeners *listeners
 	// holds is Behind.Holds; nil unless this engine is in front of another.
 	holds func(netip.Addr) bool
+	// behind are the traits of that engine.
+	behind func(*desired.Service) desired.Traits
 	// hash is hashUnknown, hashThere or hashMissing; Traits reads it beside Apply.
 	hash atomic.Uint32
 	// fast is whether the kernel has flowtables, with the same values.
@@ -63,8 +65,9 @@ type state struct {
 	frontends  frontendSets
 	clusterIPs *refCounts[netip.Addr]
 	hairpins   *refCounts[netip.Addr]
-	// healthPorts is for a Front only.
+	// healthPorts and directVIPs are for a Front only.
 	healthPorts *refCounts[uint16]
+	directVIPs  *refCounts[desired.Key]
 	// fastVIPs and fastNodePorts are those whose connections take the fast path.
 	fastVIPs      *refCounts[desired.Key]
 	fastNodePorts *refCounts[fastNodePort]
@@ -76,6 +79,7 @@ func (s *state) flushCounts(sink elementSink) {
 	s.clusterIPs.flush(sink)
 	s.hairpins.flush(sink)
 	s.healthPorts.flush(sink)
+	s.directVIPs.flush(sink)
 	s.fastVIPs.flush(sink)
 	s.fastNodePorts.flush(sink)
 }

@@ -72,6 +72,18 @@ func dport(n int) expr.Any {
 	return &expr.Payload{DestRegister: reg(n), Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}
 }
 
+// noSYN accepts packets of TCP without SYN.
+func noSYN() rule {
+	const flags, syn = 13, 0x02 // of struct tcphdr
+	return rule{
+		l4proto(0), &expr.Cmp{Op: expr.CmpOpEq, Register: reg(0), Data: []byte{unix.IPPROTO_TCP}},
+		&expr.Payload{DestRegister: reg(0), Base: expr.PayloadBaseTransportHeader, Offset: flags, Len: 1},
+		&expr.Bitwise{SourceRegister: reg(0), DestRegister: reg(0), Len: 1, Mask: []byte{syn}, Xor: []byte{0}},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg(0), Data: []byte{0}},
+		&expr.Verdict{Kind: expr.VerdictAccept},
+	}
+}
+
 func sport(n int) expr.Any {
 	return &expr.Payload{DestRegister: reg(n), Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 2}
 }

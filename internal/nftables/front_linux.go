@@ -33,14 +33,14 @@ type Behind struct {
 	Refused map[desired.Key]bool
 }
 
-// NewFront returns the engine of one family.
-func NewFront(config proxier.Config, family v1.IPFamily, deps proxier.Deps) (*Front, error) {
+// NewFront returns the engine of one family. traits are those of the engine behind.
+func NewFront(config proxier.Config, family v1.IPFamily, deps proxier.Deps, traits func(*desired.Service) desired.Traits) (*Front, error) {
 	config.CountConnections = false // the engine behind knows the endpoints
 	e, err := NewEngine(Config{Config: config}, family, deps)
 	if err != nil {
 		return nil, err
 	}
-	e.holds = func(netip.Addr) bool { return false }
+	e.holds, e.behind = func(netip.Addr) bool { return false }, traits
 	return &Front{Engine: e}, nil
 }
 

@@ -18,7 +18,7 @@ import (
 
 func (w *world) front(t *testing.T, ns *netns.NS) *Front {
 	t.Helper()
-	f, err := NewFront(proxier.Config{NetNS: ns.Path()}, w.family, proxier.Deps{})
+	f, err := NewFront(proxier.Config{NetNS: ns.Path()}, w.family, proxier.Deps{}, func(*desired.Service) desired.Traits { return desired.Traits{} })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -186,10 +186,12 @@ func toInvalid() []rule {
 }
 
 // invalid drops such packets if they are for a frontend: they meet no rule of NAT, so nothing
-// has decided about them, but the engine behind would forward them.
+// has decided about them, but the engine behind would forward them. Where the node sees no answers, all packets
+// of TCP but the first are such. There those without SYN pass: IPVS forwards them only with a connection that a SYN began.
 func (r *rules) invalid() []rule {
 	drop := &expr.Verdict{Kind: expr.VerdictDrop}
-	return []rule{append(r.isFrontend(), drop), append(r.isNodePort(lookupSet(setNodePortFrontends, reg(0))), drop)}
+	direct := append(append(r.tuple(), lookupSet(setDirectVIPs, reg(0))), noSYN()...)
+	return []rule{direct, append(r.isFrontend(), drop), append(r.isNodePort(lookupSet(setNodePortFrontends, reg(0))), drop)}
 }
 
 // healthChecks accepts the node's health check ports at VIPs that are addresses of the

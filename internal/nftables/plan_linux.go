@@ -39,6 +39,7 @@ type target struct {
 type placedFrontend struct {
 	key        desired.Key
 	closed     bool   // at all other ports of its VIP
+	direct     bool   // its packets are forwarded unchanged
 	entry      uint32 // class, for everybody
 	firewalled uint32 // class, behind the source ranges
 	outside    uint32 // class, for outside traffic under external policy Local
@@ -119,6 +120,10 @@ func (p *placed) list(i int) slotList {
 // external or internal traffic, endpoints.
 func (pl placer) frontend(p *placed, s *desired.Service, f *desired.Frontend) placedFrontend {
 	pf := placedFrontend{key: s.Key(f), closed: pl.closes(f), ranges: f.SourceRanges}
+	if pf.direct = pl.traits.DirectReturn && f.Kind != desired.NodePort; pf.direct {
+		kept := *f
+		kept.Masquerade, f = desired.MasqueradeNone, &kept
+	}
 	if p.affinity != 0 {
 		pf.affinityID = p.affinity | uint32(p.timeout)
 	}

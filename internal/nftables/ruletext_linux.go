@@ -81,7 +81,9 @@ func (p *printer) expression(e expr.Any) {
 func (p *printer) load(e expr.Any) {
 	switch e := e.(type) {
 	case *expr.Payload:
-		*p.at(e.DestRegister) = payloadValue(e)
+		if *p.at(e.DestRegister) = payloadValue(e); e.Len == 1 { // nft does not print that they are for TCP
+			p.statements = p.statements[:len(p.statements)-1]
+		}
 	case *expr.Fib:
 		*p.at(e.Register) = value{text: "fib " + either(e.FlagSADDR, "saddr", "daddr") + " type", registers: 1, constant: routeType}
 	case *expr.Ct:
@@ -162,6 +164,9 @@ func metaField(key expr.MetaKey) (name string, constant func([]byte) string) {
 func protocolName(b []byte) string { return strings.ToLower(desired.Protocol(b[0]).String()) }
 
 func payloadValue(e *expr.Payload) value {
+	if e.Base == expr.PayloadBaseTransportHeader && e.Len == 1 {
+		return value{text: "tcp flags", registers: 1, constant: func([]byte) string { return "! syn" }, isFlag: true}
+	}
 	if e.Base == expr.PayloadBaseTransportHeader {
 		return value{text: "th " + either(e.Offset == 0, "sport", "dport"), registers: 1}
 	}

@@ -49,6 +49,7 @@ const (
 	setAffinityEndpointCounters
 	setFastVIPs
 	setFastNodePorts
+	setDirectVIPs
 	numSets
 )
 
@@ -153,6 +154,7 @@ var setSpecs = [numSets]setSpec{ // read-only
 	setAffinityEndpointCounters: {id: setAffinityEndpointCounters, name: "affinity-endpoint-counters", key: markField, extra: unix.NFT_SET_EVAL, note: "written by packets: connections by affinity endpoint id, if they are counted"},
 	setFastVIPs:                 {id: setFastVIPs, name: "fast-vips", key: vipFields, note: "VIP of which established connections take the fast path"},
 	setFastNodePorts:            {id: setFastNodePorts, name: "fast-nodeports", key: nodePortToFields, note: "the same for node ports, with each endpoint: an address of others may have the port"},
+	setDirectVIPs:               {id: setDirectVIPs, name: "direct-vips", key: vipFields, note: "VIP whose packets are forwarded unchanged, so that the node sees no answers: only in front of another engine"},
 }
 
 // fieldLen is the length of a field in a key, before padding to 4 bytes.

@@ -26,7 +26,7 @@ func (e *Engine) verify(ctx context.Context, update *desired.Update, holds func(
 	if err != nil {
 		return proxier.Verification{}, err
 	}
-	scratch.holds = holds
+	scratch.holds, scratch.behind = holds, e.behind
 	scratch.hash.Store(e.hash.Load())
 	scratch.fast.Store(e.fast.Load())
 	if e.counts != nil {
