@@ -395,7 +395,7 @@ func TestAMissingSchedulerConcernsOneService(t *testing.T) {
 	n.proxy.OnEndpointSliceAdd(webSlice(n.world.LocalPods[0]))
 	n.proxy.OnServiceSynced()
 	n.proxy.OnEndpointSlicesSynced()
-	err := n.proxy.Sync(t.Context())
+	err := proxiertest.Sync(t.Context(), n.proxy)
 	var one *proxier.ServiceError
 	if !errors.As(err, &one) || one.Name.Name != "other" || !errors.Is(err, proxier.ErrNotSupported) || !strings.Contains(err.Error(), "ip_vs_nonsense") {
 		t.Errorf("Sync = %v, want a ServiceError about other, and the module that it needs", err)
