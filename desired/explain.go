@@ -69,11 +69,18 @@ type Explainer struct {
 	Traits func(*Service) Traits
 }
 
-func (x *Explainer) traitsOf(s *Service) (t Traits) {
-	if x.Traits != nil {
-		t = x.Traits(s)
+// traitsOf asks about the frontends of a kind, or with nil about addresses without a Service.
+func (x *Explainer) traitsOf(s *Service, kind Kind) (t Traits) {
+	if x.Traits == nil {
+		return t
 	}
-	return t
+	other := func(f Frontend) bool { return f.Kind != kind }
+	if s != nil && slices.ContainsFunc(s.Frontends, other) {
+		part := *s
+		part.Frontends = slices.DeleteFunc(slices.Clone(s.Frontends), other)
+		s = &part
+	}
+	return x.Traits(s)
 }
 
 // Explain explains one packet. It costs the service ports that the packet may be for and their
@@ -107,7 +114,7 @@ type explaining struct {
 
 func (x *Explainer) explaining(packet Packet) *explaining {
 	return &explaining{
-		Explainer: x, Explanation: Explanation{Packet: packet}, resolved: NewResolved(x.State, x.Resolver, x.Globals), traits: x.traitsOf(nil),
+		Explainer: x, Explanation: Explanation{Packet: packet}, resolved: NewResolved(x.State, x.Resolver, x.Globals), traits: x.traitsOf(nil, 0),
 	}
 }
 
@@ -129,7 +136,7 @@ func (e *explaining) choose() (*Service, *Frontend) {
 	s, f := e.frontend(owner, nodePort)
 	if isVIP {
 		e.because("%v is also a VIP of %v, but the Service that has the node port is older", to, first.Name)
-	} else if s == nil || e.acceptsNodePorts(e.traitsOf(s)) != nil {
+	} else if s == nil || e.acceptsNodePorts(e.traitsOf(s, NodePort)) != nil {
 		return nil, nil
 	}
 	return s, f
@@ -183,7 +190,7 @@ func (e *explaining) unserved() {
 	}
 	port := e.Packet.Destination.Port()
 	for s := range e.services(e.State.ByNodePort(port, e.protocol())) {
-		if err := e.acceptsNodePorts(e.traitsOf(s)); err != nil {
+		if err := e.acceptsNodePorts(e.traitsOf(s, NodePort)); err != nil {
 			e.because("%d is a node port of %v, but %v", port, s.Name, err)
 		}
 	}
@@ -219,7 +226,7 @@ func (e *explaining) refusedByVIP() bool {
 	}
 	addr, port := e.Packet.Destination.Addr(), e.Packet.Destination.Port()
 	for s := range e.services(e.State.ByVIP(addr)) {
-		t, isCluster, what := e.traitsOf(s), s.Port.ClusterIP == addr, "a VIP"
+		t, isCluster, what := e.traitsOf(s, kindAt(s, addr)), s.Port.ClusterIP == addr, "a VIP"
 		closed := t.VIPsAreLocal || t.ClosedLoadBalancerIPs && hasVIP(s, addr, LoadBalancer)
 		if isCluster && t.ServiceIPsPass || !isCluster && !closed || !hasVIP(s, addr) {
 			continue
@@ -242,6 +249,16 @@ func hasVIP(s *Service, addr netip.Addr, kinds ...Kind) bool {
 	return slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return f.VIP == addr && (len(kinds) == 0 || slices.Contains(kinds, f.Kind)) })
 }
 
+// kindAt returns the kind of the first frontend with an address; 0 if there is none.
+func kindAt(s *Service, addr netip.Addr) Kind {
+	for i := range s.Frontends {
+		if s.Frontends[i].VIP == addr {
+			return s.Frontends[i].Kind
+		}
+	}
+	return 0
+}
+
 // isHealthCheck reports whether the packet is for the health check node port of a Service.
 func (e *explaining) isHealthCheck() bool {
 	for range e.State.ByHealthCheckNodePort(e.Packet.Destination.Port()) {
@@ -253,7 +270,7 @@ func (e *explaining) isHealthCheck() bool {
 // served explains a packet for a frontend.
 func (e *explaining) served(s *Service, f *Frontend) {
 	e.Service, e.Frontend, e.Affinity, e.Scope = &s.Name, f, s.Affinity, f.Scope
-	e.traits = e.traitsOf(s)
+	e.traits = e.traitsOf(s, f.Kind)
 	e.because("%v is the %v of %v", s.Key(f), f.Kind, s.Name)
 	if e.atSocket = e.reachesSocket(e.traits); e.atSocket {
 		e.traits.SourceLost, e.traits.LocalPolicyBindsAll = true, false

@@ -67,7 +67,7 @@ func (e *explaining) walkChoice() (*Service, *Frontend) {
 	}
 	atNode := e.Globals.AcceptsNodePorts(e.Packet.Destination.Addr())
 	switch {
-	case vip.service == nil && (nodePort.service == nil || e.acceptsNodePorts(e.traitsOf(nodePort.service)) != nil):
+	case vip.service == nil && (nodePort.service == nil || e.acceptsNodePorts(e.traitsOf(nodePort.service, NodePort)) != nil):
 		return nil, nil
 	case vip.service == nil:
 		return nodePort.service, nodePort.frontend
@@ -81,7 +81,7 @@ func (e *explaining) walkChoice() (*Service, *Frontend) {
 func (e *explaining) walkUnserved() {
 	addr, port := e.Packet.Destination.Addr(), e.Packet.Destination.Port()
 	for _, s := range e.walk() {
-		what, t := "", e.traitsOf(s)
+		what, t := "", e.traitsOf(s, kindAt(s, addr))
 		switch {
 		case e.isToNode() || !hasVIP(s, addr):
 		case s.Port.ClusterIP == addr && !t.ServiceIPsPass:
@@ -104,7 +104,7 @@ func (e *explaining) walkUnserved() {
 	all := e.walk()
 	slices.SortFunc(all, func(a, b *Service) int { return a.Name.Compare(b.Name) })
 	for _, s := range all {
-		if err := e.acceptsNodePorts(e.traitsOf(s)); err != nil && s.Port.NodePort == port && s.Protocol == e.Packet.Protocol {
+		if err := e.acceptsNodePorts(e.traitsOf(s, NodePort)); err != nil && s.Port.NodePort == port && s.Protocol == e.Packet.Protocol {
 			e.because("%d is a node port of %v, but %v", port, s.Name, err)
 		}
 	}

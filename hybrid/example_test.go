@@ -15,7 +15,7 @@ import (
 // nftables.NewEngine, userspace.NewEngine and the like.
 func ExampleNew() {
 	kernel, sockets := &proxiertest.RecordingEngine{}, &proxiertest.RecordingEngine{}
-	engine, err := hybrid.New(func(s *desired.Service) string {
+	engine, err := hybrid.New(func(s *desired.Service, _ desired.Kind) string {
 		if strings.HasPrefix(s.Name.Name, "edge-") {
 			return "sockets"
 		}

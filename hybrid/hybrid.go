@@ -18,15 +18,19 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Engine is a proxier.Engine that assigns each service port to one of its members. Its abilities use the
-// members that have them.
+// Engine is a proxier.Engine that assigns the frontends of each service port to its members. Its abilities use
+// the members that have them.
 type Engine struct {
-	choose  func(s *desired.Service) string
+	choose  Choose
 	members []Member
 	can     []proxier.Abilities // of the members
-	// placed is the index of the member that has programmed a service port.
-	placed map[changetracker.ServicePortName]int
+	placed  map[changetracker.ServicePortName]placement
 }
+
+// Choose returns the name of the member for the frontends of a kind of a service port, for example from
+// its Port.Ext, which Options.DecorateService has set from an annotation. It must be pure. An unknown name
+// means the first member.
+type Choose func(s *desired.Service, kind desired.Kind) string
 
 // Member is one of the engines, with a name that is unique among them.
 type Member struct {
@@ -36,14 +40,12 @@ type Member struct {
 
 var _ proxier.Engine = (*Engine)(nil)
 
-// New returns an Engine. choose returns the name of the member for a service port, for
-// example from its Port.Ext, which Options.DecorateService has set from an annotation. It
-// must be pure. An unknown name means the first member.
-func New(choose func(s *desired.Service) string, members ...Member) (*Engine, error) {
-	if choose == nil || len(members) == 0 {
-		return nil, fmt.Errorf("%w: hybrid: choose is nil or there are no members", proxier.ErrInvalidConfig)
+// New returns an Engine.
+func New(choose Choose, members ...Member) (*Engine, error) {
+	if choose == nil || len(members) == 0 || len(members) > mostMembers {
+		return nil, fmt.Errorf("%w: hybrid: choose is nil, or there are not 1 to %d members", proxier.ErrInvalidConfig, mostMembers)
 	}
-	h := &Engine{choose: choose, members: members, placed: map[changetracker.ServicePortName]int{}}
+	h := &Engine{choose: choose, members: members, placed: map[changetracker.ServicePortName]placement{}}
 	for i, e := range members {
 		if e.Engine == nil || slices.ContainsFunc(members[:i], func(o Member) bool { return o.Name == e.Name }) {
 			return nil, fmt.Errorf("%w: hybrid: member %q has no engine or is listed twice", proxier.ErrInvalidConfig, e.Name)
@@ -53,34 +55,29 @@ func New(choose func(s *desired.Service) string, members ...Member) (*Engine, er
 	return h, nil
 }
 
-// Apply implements proxier.Engine. If the new member of a service port fails to program it,
-// the service port stays with the old one.
+// Apply implements proxier.Engine. If the new member of a frontend fails to program its service port,
+// the frontend stays with the old one.
 func (h *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
 	first := h.updates(&update)
 	moves := map[changetracker.ServicePortName]move{}
-	for _, c := range update.Changes {
-		from, known := h.placed[c.Name]
-		if c.After == nil {
-			if known {
-				first[from].Changes = append(first[from].Changes, c)
-				delete(h.placed, c.Name)
+	for i := range update.Changes {
+		c := &update.Changes[i]
+		was, now := h.placed[c.Name], h.placementOf(c.After)
+		both := with{was.onlyWhere(now), now}
+		for i := range h.members {
+			if was.has(i) || now.has(i) {
+				first[i].Changes = append(first[i].Changes, both.part(c, i, was, &update))
 			}
-			continue
 		}
-		to := h.index(c.After)
-		if !known || from == to {
-			first[to].Changes = append(first[to].Changes, c)
-			h.placed[c.Name] = to
-			continue
+		switch {
+		case c.After == nil:
+			delete(h.placed, c.Name)
+		case both.moves():
+			moves[c.Name] = move{c, both}
+			h.placed[c.Name] = both.was.or(now)
+		default:
+			h.placed[c.Name] = now
 		}
-		moves[c.Name] = move{to, c.Before}
-		if update.Full { // without it the old member would remove the service port too early
-			first[from].Changes = append(first[from].Changes, c)
-		} else {
-			c.Source = asNew(&c, update.Now)
-		}
-		c.Before = nil
-		first[to].Changes = append(first[to].Changes, c)
 	}
 	if update.Full {
 		h.unplaceRemoved(&update)
@@ -88,20 +85,10 @@ func (h *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 	return h.program(ctx, first, moves)
 }
 
-// move is that of a service port to another member, from one that has it.
+// move is that of frontends to other members, from those that have them.
 type move struct {
-	to  int
-	had *desired.Service
-}
-
-// asNew returns the change of a new service port, for one that moves: its new member has
-// none of its endpoints.
-func asNew(c *desired.Change, now *desired.Resolved) *changetracker.Change {
-	source := &changetracker.Change{Name: c.Name, After: c.After.Port}
-	if now != nil {
-		source.Added = now.View().State().Endpoints(c.Name)
-	}
-	return source
+	change *desired.Change
+	with
 }
 
 // updates returns an Update without service ports for each member. Only the first member
@@ -117,59 +104,72 @@ func (h *Engine) updates(of *desired.Update) []desired.Update {
 	return updates
 }
 
-// index returns the chosen member of a service port.
-func (h *Engine) index(s *desired.Service) int {
-	name := h.choose(s)
-	return max(0, slices.IndexFunc(h.members, func(e Member) bool { return e.Name == name }))
-}
-
 // unplaceRemoved deletes the service ports from placed that a full update does not have.
 func (h *Engine) unplaceRemoved(update *desired.Update) {
 	exists := make(map[changetracker.ServicePortName]bool, len(update.Changes))
 	for i := range update.Changes {
 		exists[update.Changes[i].Name] = true
 	}
-	maps.DeleteFunc(h.placed, func(name changetracker.ServicePortName, _ int) bool { return !exists[name] })
+	maps.DeleteFunc(h.placed, func(name changetracker.ServicePortName, _ placement) bool { return !exists[name] })
 }
 
-// program applies the first updates, and then removes the moved service ports from their
-// old members.
+// program applies the first updates, in which old members still have what moves, and then the last ones.
 func (h *Engine) program(ctx context.Context, first []desired.Update, moves map[changetracker.ServicePortName]move) (proxier.Result, error) {
 	total := proxier.Result{FlowEnds: map[changetracker.ServicePortName][]netip.AddrPort{}}
 	var errs []error
-	failed := map[int]bool{}
 	for i, u := range first {
 		if u.Full || len(u.Changes) > 0 {
-			result, err := h.members[i].Engine.Apply(ctx, u)
-			h.add(&total, &result, i, moves)
-			for _, e := range result.Failed {
-				if m, moving := moves[e.Name]; moving && m.to == i {
-					delete(moves, e.Name)
-				}
-			}
-			failed[i] = err != nil
-			errs = append(errs, err)
+			errs = append(errs, h.applyTo(ctx, i, u, &total, moves))
 		}
 	}
-	last := make([]desired.Update, len(h.members))
-	for name, m := range moves {
-		from := h.placed[name]
-		if failed[m.to] || failed[from] {
-			continue // the next update is full
-		}
-		h.placed[name] = m.to
-		last[from].Changes = append(last[from].Changes, desired.Change{Name: name, Before: m.had})
+	if err := errors.Join(errs...); err != nil {
+		return total, err // the next update is full
 	}
-	for i, u := range last {
+	for i, u := range h.leave(first, moves) {
 		if len(u.Changes) > 0 {
-			u.Family, u.Globals = first[i].Family, first[i].Globals
 			slices.SortFunc(u.Changes, func(a, b desired.Change) int { return a.Name.Compare(b.Name) })
-			result, err := h.members[i].Engine.Apply(ctx, u)
-			h.add(&total, &result, i, nil)
-			errs = append(errs, err)
+			errs = append(errs, h.applyTo(ctx, i, u, &total, nil))
 		}
 	}
 	return total, errors.Join(errs...)
+}
+
+// applyTo applies an update to a member, and adds the result to the total. What it fails to get does not move.
+func (h *Engine) applyTo(ctx context.Context, member int, u desired.Update, total *proxier.Result, moves map[changetracker.ServicePortName]move) error {
+	result, err := h.members[member].Engine.Apply(ctx, u)
+	h.add(total, &result, member, moves)
+	for _, e := range result.Failed {
+		h.mayHave(e.Name, member)
+		if moves[e.Name].now.has(member) {
+			delete(moves, e.Name)
+		}
+	}
+	return err
+}
+
+// leave returns the updates in which members give up what has moved.
+func (h *Engine) leave(first []desired.Update, moves map[changetracker.ServicePortName]move) []desired.Update {
+	last := make([]desired.Update, len(h.members))
+	for i, of := range first {
+		last[i] = desired.Update{Family: of.Family, Was: of.Was, Now: of.Now, Globals: of.Globals}
+	}
+	for name, m := range moves {
+		h.placed[name] = m.now
+		for i := range h.members {
+			if m.leaves(i) {
+				left := with{now: m.now}
+				last[i].Changes = append(last[i].Changes, desired.Change{Name: name, Before: m.of(m.change.After, i), After: left.of(m.change.After, i)})
+			}
+		}
+	}
+	return last
+}
+
+// mayHave records that a member may have anything of a service port.
+func (h *Engine) mayHave(name changetracker.ServicePortName, member int) {
+	p := h.placed[name]
+	p[0] |= bit(member)
+	h.placed[name] = p
 }
 
 // add adds the result of a member to the total. Flows of a service port that moves end at
@@ -179,7 +179,7 @@ func (h *Engine) add(total, o *proxier.Result, engine int, moves map[changetrack
 	total.Limited = append(total.Limited, o.Limited...)
 	total.Left = append(total.Left, o.Left...)
 	for name, ends := range o.FlowEnds {
-		if m, moving := moves[name]; !moving || m.to == engine {
+		if m, moving := moves[name]; !moving || m.now.has(engine) {
 			total.FlowEnds[name] = ends
 		}
 	}
@@ -193,13 +193,13 @@ func (h *Engine) add(total, o *proxier.Result, engine int, moves map[changetrack
 	}
 }
 
-// Traits implements proxier.Engine. It returns those of the service port's member, and those
+// Traits implements proxier.Engine. It returns those of the member that has the first frontend, and those
 // of the first member for addresses without a Service.
 func (h *Engine) Traits(s *desired.Service) desired.Traits {
 	if s == nil {
 		return h.members[0].Engine.Traits(nil)
 	}
-	return h.members[h.index(s)].Engine.Traits(s)
+	return h.members[h.index(s, kindsOf(s)[0])].Engine.Traits(s)
 }
 
 // Abilities implements proxier.Engine: each uses the members that have it. Plan and Dump have a title for each
@@ -325,12 +325,16 @@ func (h *Engine) counts(ctx context.Context) (all connection.Counts, err error) 
 	return all, err
 }
 
-// parts is a full Update for each member, with the service ports that it should have.
+// parts is a full Update for each member, with the frontends that it should have.
 func (h *Engine) parts(update *desired.Update) []desired.Update {
 	parts := h.updates(update)
 	for s := range update.Services() {
-		to := h.index(s)
-		parts[to].Changes = append(parts[to].Changes, desired.Change{Name: s.Name, After: s})
+		all := with{now: h.placementOf(s)}
+		for i := range h.members {
+			if all.now.has(i) {
+				parts[i].Changes = append(parts[i].Changes, desired.Change{Name: s.Name, After: all.of(s, i)})
+			}
+		}
 	}
 	return parts
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -66,7 +67,7 @@ func pair(t *testing.T, choice map[string]string) (h *Engine, a, b *journal, ent
 	entries = &[]string{}
 	a = &journal{name: "a", entries: entries, has: map[string]bool{}}
 	b = &journal{name: "b", entries: entries, has: map[string]bool{}}
-	h, err := New(func(s *desired.Service) string { return choice[s.Name.Name] }, Member{"a", a}, Member{"b", b})
+	h, err := New(func(s *desired.Service, _ desired.Kind) string { return choice[s.Name.Name] }, Member{"a", a}, Member{"b", b})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,7 +162,7 @@ func TestARefusedServicePortStaysWhereItIs(t *testing.T) {
 func TestUnderTheDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		first, second := &able{}, &able{}
-		h, err := New(func(s *desired.Service) string {
+		h, err := New(func(s *desired.Service, _ desired.Kind) string {
 			name, _ := changetracker.Ext[string](s.Port.Ext)
 			return name
 		}, Member{"first", first}, Member{"second", second})
@@ -211,7 +212,7 @@ func TestUnderTheDriver(t *testing.T) {
 }
 
 func TestNewNeedsEngines(t *testing.T) {
-	choose := func(*desired.Service) string { return "" }
+	choose := func(*desired.Service, desired.Kind) string { return "" }
 	e := Member{"x", &able{}}
 	for name, engines := range map[string][]Member{"none": nil, "twice": {e, e}, "nil": {{"x", nil}}} {
 		if _, err := New(choose, engines...); !errors.Is(err, proxier.ErrInvalidConfig) {
@@ -306,7 +307,7 @@ func mustBeAsked(t *testing.T, can *proxier.Abilities) {
 
 func of(t *testing.T, members ...Member) *Engine {
 	t.Helper()
-	h, err := New(func(*desired.Service) string { return "able" }, members...)
+	h, err := New(func(*desired.Service, desired.Kind) string { return "able" }, members...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -351,7 +352,7 @@ func TestCountsAreThoseOfAllMembersThatCount(t *testing.T) {
 		for i, e := range c.members {
 			members = append(members, Member{Name: fmt.Sprint(i), Engine: e})
 		}
-		h, err := New(func(*desired.Service) string { return "0" }, members...)
+		h, err := New(func(*desired.Service, desired.Kind) string { return "0" }, members...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -367,4 +368,135 @@ func TestCountsAreThoseOfAllMembersThatCount(t *testing.T) {
 			t.Errorf("%s: error %v, want %q", name, err, c.err)
 		}
 	}
+}
+
+// shelf is an engine that has the frontends of service ports, and refuses some of them.
+type shelf struct {
+	journal
+
+	has     map[changetracker.ServicePortName][]desired.Kind
+	refuses map[changetracker.ServicePortName]bool
+	after   func() // each Apply
+}
+
+func (s *shelf) Apply(_ context.Context, u desired.Update) (result proxier.Result, err error) {
+	had := s.has
+	if u.Full {
+		s.has = map[changetracker.ServicePortName][]desired.Kind{}
+	}
+	for _, c := range u.Changes {
+		switch {
+		case c.After == nil:
+			delete(s.has, c.Name)
+		case s.refuses[c.Name]:
+			if kinds, ok := had[c.Name]; ok {
+				s.has[c.Name] = kinds
+			}
+			result.Failed = append(result.Failed, &proxier.ServiceError{Name: c.Name, Err: errors.New("no room")})
+		default:
+			s.has[c.Name] = kindsOf(c.After)
+		}
+	}
+	s.after()
+	return result, nil
+}
+
+// TestEachFrontendIsSomewhere: whatever is chosen for each kind, changes, fails and is tried again, a frontend that
+// there was and is has a member at each moment, and when nothing fails it has the chosen one alone.
+func TestEachFrontendIsSomewhere(t *testing.T) {
+	t.Parallel()
+	moved := 0
+	for seed := range uint64(300) {
+		dice := rand.New(rand.NewPCG(seed, 3))
+		shelves := []*shelf{{}, {}, {}}
+		var members []Member
+		for i, s := range shelves {
+			s.has, s.refuses = map[changetracker.ServicePortName][]desired.Kind{}, map[changetracker.ServicePortName]bool{}
+			members = append(members, Member{string(rune('a' + i)), s})
+		}
+		h, err := New(func(s *desired.Service, kind desired.Kind) string { return s.Port.Ext.(string)[kind-1 : kind] }, members...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		had := map[changetracker.ServicePortName]*desired.Service{} // as programmed
+		mixed := map[changetracker.ServicePortName]bool{}           // failed: members may have different versions
+		for step := range 40 {
+			refuses := step%4 < 2 && dice.IntN(2) == 0
+			u := desired.Update{Full: step == 0 || dice.IntN(5) == 0}
+			now := maps.Clone(had)
+			for _, name := range []changetracker.ServicePortName{nameOf("x"), nameOf("y"), nameOf("z")} {
+				for _, s := range shelves {
+					s.refuses[name] = refuses && dice.IntN(2) == 0
+				}
+				var after *desired.Service
+				if dice.IntN(6) > 0 {
+					choice := []byte("aaaa")
+					for i := range choice {
+						choice[i] += byte(dice.IntN(len(shelves)))
+					}
+					after = &desired.Service{Name: name, Port: &changetracker.ServicePort{Ext: string(choice)}}
+					for kind := desired.ClusterIP; kind <= desired.NodePort; kind++ {
+						if kind == desired.ClusterIP || dice.IntN(2) == 0 {
+							after.Frontends = append(after.Frontends, desired.Frontend{Kind: kind})
+						}
+					}
+				}
+				if now[name] = after; after == nil {
+					delete(now, name)
+				}
+				if after != nil || had[name] != nil {
+					u.Changes = append(u.Changes, desired.Change{Name: name, Before: had[name], After: after})
+				}
+			}
+			there := func(name changetracker.ServicePortName, kind desired.Kind) (at string) {
+				for i, s := range shelves {
+					if slices.Contains(s.has[name], kind) {
+						at += members[i].Name
+					}
+				}
+				return at
+			}
+			for _, s := range shelves {
+				s.after = func() {
+					for name, was := range had {
+						for _, kind := range kindsOf(was) {
+							if is := now[name]; !mixed[name] && is != nil && slices.Contains(kindsOf(is), kind) && there(name, kind) == "" {
+								t.Errorf("seed %d, step %d: no member has the %v of %v", seed, step, kind, name)
+							}
+						}
+					}
+				}
+			}
+			result, err := h.Apply(t.Context(), u)
+			if err != nil {
+				t.Fatal(err)
+			}
+			clear(mixed)
+			failed := map[changetracker.ServicePortName]bool{}
+			for _, e := range result.Failed {
+				failed[e.Name] = true
+			}
+			for name, s := range now {
+				if failed[name] {
+					continue
+				}
+				for _, kind := range kindsOf(s) {
+					if want := h.choose(s, kind); there(name, kind) != want {
+						t.Fatalf("seed %d, step %d: %q have the %v of %v, want %s", seed, step, there(name, kind), kind, name, want)
+					}
+				}
+				if was := had[name]; was != nil && was.Port.Ext != s.Port.Ext {
+					moved++
+				}
+			}
+			for name := range failed {
+				mixed[name] = true
+				if now[name] = had[name]; had[name] == nil {
+					delete(now, name)
+				}
+			}
+			had = now
+		}
+	}
+	t.Logf("%d service ports moved", moved)
 }

@@ -10,8 +10,10 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/hybrid"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -118,5 +120,45 @@ func TestForwardingMethods(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestTwoEnginesShareAServicePort: IPVS forwards to the external IP directly, and nftables translates the ClusterIP of the same
+// service port. Verify finds no difference.
+func TestTwoEnginesShareAServicePort(t *testing.T) {
+	w := newTriangle(t)
+	netnstest.Serve(t, w.server, "server", 80)
+	const external = "198.51.100.9"
+	netnstest.Check(t, w.server.AddAddrs("lo", netip.MustParsePrefix(external+"/32")))
+	edge, err := proxier.NamesFor("edge")
+	netnstest.Check(t, err)
+	direct, err := NewEngine(Config{Config: proxier.Config{NetNS: w.ns, Names: edge}, SetSysctls: true, Forward: ForwardDirect}, v1.IPv4Protocol, proxier.Deps{})
+	netnstest.Check(t, err)
+	inside := proxier.Config{NetNS: w.ns, Names: proxier.DefaultNames()}
+	inside.Masquerade.Mark = 1 << 20
+	translating, err := nftables.NewEngine(nftables.Config{Config: inside}, v1.IPv4Protocol, proxier.Deps{})
+	netnstest.Check(t, err)
+	both, err := hybrid.New(func(_ *desired.Service, kind desired.Kind) string {
+		return map[bool]string{true: "direct", false: "translating"}[kind == desired.ExternalIP]
+	}, hybrid.Member{Name: "translating", Engine: translating}, hybrid.Member{Name: "direct", Engine: direct})
+	netnstest.Check(t, err)
+	defer func() { _ = both.Close() }()
+	s := withFrontend(service("web", webVIP, "192.0.2.10:80"), desired.ExternalIP, external, 80)
+	for i := range s.Frontends {
+		s.Frontends[i].Masquerade = desired.MasqueradeAll
+	}
+	u := familyOf(v1.IPv4Protocol, s)
+	if result, err := both.Apply(t.Context(), u); err != nil || len(result.Failed) > 0 {
+		t.Fatalf("Apply = %v, %v", result.Failed, err)
+	}
+	for vip, keeps := range map[string]bool{external: true, webVIP: false} {
+		answer, err := netns.Ask(t.Context(), w.client, "tcp", netip.AddrPortFrom(netip.MustParseAddr(vip), 80), netns.AskOptions{})
+		if err != nil || (answer.Source.Addr() == netip.MustParseAddr("192.0.2.5")) != keeps {
+			t.Errorf("%s: the server saw %v, %v; want the client's address: %v", vip, answer.Source, err, keeps)
+		}
+	}
+	report, err := both.Abilities().Verify(t.Context(), u)
+	if err != nil || len(report.Differences) > 0 {
+		t.Errorf("Verify = %v, %v", report.Differences, err)
 	}
 }

@@ -28,7 +28,8 @@ type Engine interface {
 	Close() error
 	// Traits describe how the engine treats packets in ways that differ between engines: for
 	// a service port, or with nil for addresses without one. They depend on the engine's
-	// configuration only. It may be called at any time.
+	// configuration only. The service port may have only some of its frontends; then the answer is about these.
+	// It may be called at any time.
 	Traits(s *desired.Service) desired.Traits
 	// Abilities are what the engine can do beyond that. They are always the same.
 	Abilities() Abilities

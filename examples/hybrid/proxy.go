@@ -63,8 +63,8 @@ func newEngine(config proxier.Config, family v1.IPFamily, activate func(context.
 	return hybrid.New(choose, hybrid.Member{Name: kernel, Engine: inKernel}, hybrid.Member{Name: sockets, Engine: inSockets})
 }
 
-// choose returns the engine of a service port. It is called when the port changes.
-func choose(s *desired.Service) string {
+// choose returns the engine of all frontends of a service port. It is called when the port changes.
+func choose(s *desired.Service, _ desired.Kind) string {
 	name, _ := changetracker.Ext[string](s.Port.Ext) // "" selects the first engine
 	return name
 }

@@ -363,6 +363,7 @@ func TestNamesOfSetsStandForTheirShapes(t *testing.T) {
 		"affinity-endpoint-counters": "mark, flags 0x20",
 		"fast-vips":                  vip + ", flags 0x80",
 		"fast-nodeports":             port + " . ipv4_addr . inet_service, flags 0x80",
+		"direct-vips":                vip + ", flags 0x80",
 	}
 	for name, shape := range shapes {
 		if want, ok := released[name]; ok && want != shape {
