@@ -32,7 +32,7 @@ need_apidiff() {
 need_supplychain() {
   if [ ! -x "$SUPPLYCHAIN/go-licenses" ]; then
     echo "installing the tools of hack/supplychain"
-    go build -C "$(dirname "${BASH_SOURCE[0]}")/supplychain" -o "$SUPPLYCHAIN/" tool
+    GOWORK=off go build -C "$(dirname "${BASH_SOURCE[0]}")/supplychain" -o "$SUPPLYCHAIN/" tool
   fi
 }
 
