@@ -72,7 +72,7 @@ func (h *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 		switch {
 		case c.After == nil:
 			delete(h.placed, c.Name)
-		case both.moves():
+		case both.leavers() != 0:
 			moves[c.Name] = move{c, both}
 			h.placed[c.Name] = both.was.or(now)
 		default:
@@ -156,7 +156,7 @@ func (h *Engine) leave(first []desired.Update, moves map[changetracker.ServicePo
 	for name, m := range moves {
 		h.placed[name] = m.now
 		for i := range h.members {
-			if m.leaves(i) {
+			if m.leavers()&bit(i) != 0 {
 				left := with{now: m.now}
 				last[i].Changes = append(last[i].Changes, desired.Change{Name: name, Before: m.of(m.change.After, i), After: left.of(m.change.After, i)})
 			}

@@ -73,24 +73,12 @@ func (p placement) or(o placement) placement {
 // with is a placement together with an earlier one: while frontends move, both count.
 type with struct{ was, now placement }
 
-// moves reports whether some member gives up frontends that others get.
-func (w with) moves() bool {
+// leavers are the members that give up frontends that others get.
+func (w with) leavers() (members uint8) {
 	for kind := range w.was {
-		if w.was[kind]&^w.now[kind] != 0 {
-			return true
-		}
+		members |= w.was[kind] &^ w.now[kind]
 	}
-	return false
-}
-
-// leaves reports whether a member gives up frontends that others get.
-func (w with) leaves(member int) bool {
-	for kind := range w.was {
-		if w.was[kind]&^w.now[kind]&bit(member) != 0 {
-			return true
-		}
-	}
-	return false
+	return members
 }
 
 // of returns a service port with the frontends that a member has in one of both placements; nil if it has none.

@@ -27,8 +27,8 @@ type Config struct {
 	// that Tracker.DecorateService has stored in Port.Ext. It must be pure; several goroutines
 	// may call it at once.
 	Tune func(s *desired.Service) Tuning
-	// Forward is how packets are forwarded to real servers, except for node ports: these are always
-	// masqueraded, because no real server has the node's address.
+	// Forward is how packets are forwarded to real servers. Node ports are always masqueraded, because no
+	// real server has the node's address, and so is SCTP.
 	Forward Forward
 	// OnePacket schedules each UDP datagram separately, like the flag --ops of ipvsadm.
 	OnePacket bool

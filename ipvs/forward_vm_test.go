@@ -3,9 +3,11 @@
 package ipvs
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -82,21 +84,38 @@ func TestForwardingMethods(t *testing.T) {
 			e, err := NewEngine(config, family, proxier.Deps{})
 			netnstest.Check(t, err)
 			defer func() { _ = e.Close() }()
+			to := netip.AddrPortFrom(netip.MustParseAddr(vip), 80)
+			ask := func(network string, patience time.Duration) (netns.Answer, error) {
+				return netns.Ask(t.Context(), w.client, network, to, netns.AskOptions{Timeout: patience})
+			}
+			programs := func(services ...*desired.Service) proxier.Result {
+				t.Helper()
+				u := familyOf(family, services...)
+				result, err := e.Apply(t.Context(), u)
+				report, differs := e.Verify(t.Context(), u)
+				if err != nil || differs != nil || len(report.Differences) > 0 {
+					t.Fatalf("%v: Apply = %v, Verify = %v, %v", now, err, report.Differences, differs)
+				}
+				return result
+			}
 			var open *netns.Flow
 			for _, now = range []Forward{ForwardMasquerade, ForwardDirect, ForwardTunnel, ForwardMasquerade} {
-				s := service("web", vip, real)
-				s.Frontends[0].Masquerade = desired.MasqueradeAll
-				u := familyOf(family, s)
-				if _, err := e.Apply(t.Context(), u); err != nil {
-					t.Fatalf("%v: Apply = %v", now, err)
+				tcp, udp := service("web", vip, real), service("dns", vip, real)
+				udp.Protocol = desired.UDP
+				for _, s := range []*desired.Service{tcp, udp} {
+					s.Frontends[0].Masquerade = desired.MasqueradeAll
 				}
-				to := netip.AddrPortFrom(netip.MustParseAddr(vip), 80)
-				answer, err := netns.Ask(t.Context(), w.client, "tcp", to, netns.AskOptions{})
-				if err != nil {
-					t.Fatalf("%v: %v, want an answer\n%s", now, err, w.run("ipvsadm", "-Ln"))
+				if failed := programs(tcp, udp).Failed; len(failed) > 0 {
+					t.Fatalf("%v: Apply = %v", now, failed)
 				}
-				if kept := answer.Source.Addr() == netip.MustParseAddr(client); kept != (now != ForwardMasquerade) {
-					t.Errorf("%v: the server saw %v; the client is %s", now, answer.Source, client)
+				for _, network := range []string{"tcp", "udp"} {
+					answer, err := ask(network, 0)
+					if err != nil {
+						t.Fatalf("%v: %s: %v, want an answer\n%s", now, network, err, w.run("ipvsadm", "-Ln"))
+					}
+					if kept := answer.Source.Addr() == netip.MustParseAddr(client); kept != (now != ForwardMasquerade) {
+						t.Errorf("%v: %s: the server saw %v; the client is %s", now, network, answer.Source, client)
+					}
 				}
 				if open == nil {
 					open, err = netns.Open(t.Context(), w.client, "tcp", to, netns.AskOptions{})
@@ -106,17 +125,18 @@ func TestForwardingMethods(t *testing.T) {
 				if _, err := open.Ask(t.Context()); err != nil {
 					t.Errorf("%v: the open connection: %v, want an answer", now, err)
 				}
-				report, err := e.Verify(t.Context(), u)
-				if err != nil || len(report.Differences) > 0 {
-					t.Errorf("%v: Verify = %v, %v", now, report.Differences, err)
-				}
 				if now == ForwardMasquerade {
 					continue
 				}
-				other := service("web", vip, real, ofFamily(family, "192.0.2.10:8080", "[2001:db8:f2::2]:8080"))
-				result, err := e.Apply(t.Context(), familyOf(family, other))
-				if err != nil || len(result.Failed) != 1 || !result.Failed[0].Terminal {
-					t.Errorf("%v: Apply with an endpoint at another port = %v, %v, want a failure that waits for a change", now, result.Failed, err)
+				others := service("web", vip, real)
+				others.Frontends[0].Restricted, others.Frontends[0].SourceRanges = true, []netip.Prefix{netip.PrefixFrom(to.Addr(), to.Addr().BitLen())}
+				programs(others, udp)
+				if _, err := ask("tcp", 2*time.Second); !errors.Is(err, netns.ErrTimeout) {
+					t.Errorf("%v: a client outside of the source ranges: %v, want %v", now, err, netns.ErrTimeout)
+				}
+				result := programs(service("web", vip, real, ofFamily(family, "192.0.2.10:8080", "[2001:db8:f2::2]:8080")), udp)
+				if len(result.Failed) != 1 || !result.Failed[0].Terminal {
+					t.Errorf("%v: with an endpoint at another port = %v, want a failure that waits for a change", now, result.Failed)
 				}
 			}
 		})

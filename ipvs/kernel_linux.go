@@ -143,7 +143,7 @@ func (k *netlinkKernel) virtual(s *ipvs.Service) (*virtual, error) {
 	for _, d := range destinations {
 		real := netip.AddrPortFrom(addrOf(d.Address), d.Port)
 		v.reals[real], v.counted[real] = d.Weight, d.Stats.Connections
-		v.forward = forwardOf(d.ConnectionFlags)
+		v.forward = methodOf(func(m method) bool { return m.flag == d.ConnectionFlags&ipvs.ConnectionFlagFwdMask })
 	}
 	return v, nil
 }
@@ -257,34 +257,10 @@ func (k *netlinkKernel) netmask() uint32 {
 	return all6
 }
 
-// forwardOf is the forwarding method in the flags of a real server.
-func forwardOf(flags uint32) Forward {
-	switch flags & ipvs.ConnectionFlagFwdMask {
-	case ipvs.ConnectionFlagDirectRoute:
-		return ForwardDirect
-	case ipvs.ConnectionFlagTunnel:
-		return ForwardTunnel
-	default:
-		return ForwardMasquerade
-	}
-}
-
-// connectionFlags are IP_VS_CONN_F_* of linux/ip_vs.h, by forwarding method.
-func (f Forward) connectionFlags() uint32 {
-	switch f {
-	case ForwardDirect:
-		return ipvs.ConnectionFlagDirectRoute
-	case ForwardTunnel:
-		return ipvs.ConnectionFlagTunnel
-	default:
-		return ipvs.ConnectionFlagMasq
-	}
-}
-
 func (k *netlinkKernel) destination(real netip.AddrPort, weight int, how Forward) *ipvs.Destination {
 	return &ipvs.Destination{
 		Address: real.Addr().AsSlice(), Port: real.Port(), Weight: weight, AddressFamily: k.family,
-		ConnectionFlags: how.connectionFlags(),
+		ConnectionFlags: methods[how].flag,
 	}
 }
 

@@ -104,7 +104,7 @@ func (p *planner) virtuals(s *desired.Service) map[serverKey]*virtual {
 		}
 		v := p.virtual(s, scope, own)
 		if v.nodePort = f.Kind == desired.NodePort; !v.nodePort {
-			v.forwarded(p.forward(own), f.Port)
+			v.forwarded(p.forward(s, own), f.Port)
 		}
 		addrs := []netip.Addr{f.VIP}
 		if f.Kind == desired.NodePort {
@@ -127,8 +127,12 @@ func (p *planner) tuning(s *desired.Service) (own Tuning) {
 	return own
 }
 
-// forward is how packets to the VIPs of a service port are forwarded.
-func (p *planner) forward(own Tuning) Forward {
+// forward is how packets to the VIPs of a service port are forwarded. Without its answers, connection tracking
+// takes what follows the first packet of SCTP for invalid.
+func (p *planner) forward(s *desired.Service, own Tuning) Forward {
+	if s.Protocol == desired.SCTP {
+		return ForwardMasquerade
+	}
 	return cmp.Or(own.Forward, p.config.Forward)
 }
 
@@ -153,10 +157,20 @@ func (v *virtual) unfitError(key serverKey) error {
 		key, v.forward, len(v.unfit), v.unfit[0], key.addr.Port())
 }
 
-// String is the name in /proc/net/ip_vs.
-func (f Forward) String() string {
-	return map[Forward]string{ForwardMasquerade: "Masq", ForwardDirect: "Route", ForwardTunnel: "Tunnel"}[f]
+// method is what the kernel has for a Forward: a flag IP_VS_CONN_F_* of linux/ip_vs.h, and the name in
+// /proc/net/ip_vs.
+type method struct {
+	flag uint32
+	name string
 }
+
+var methods = []method{ForwardMasquerade: {0, "Masq"}, ForwardDirect: {3, "Route"}, ForwardTunnel: {2, "Tunnel"}} // read-only
+
+// methodOf returns the Forward of a method. The others of the kernel count as ForwardMasquerade.
+func methodOf(is func(method) bool) Forward { return Forward(max(0, slices.IndexFunc(methods, is))) }
+
+// String is the name in /proc/net/ip_vs.
+func (f Forward) String() string { return methods[f].name }
 
 func (p *planner) virtual(s *desired.Service, scope desired.Scope, own Tuning) *virtual {
 	endpoints, weights := s.Endpoints(scope).Slice(), s.Weights(scope)
@@ -248,7 +262,7 @@ func (p *planner) traits(s *desired.Service) desired.Traits {
 	}
 	own := p.tuning(s)
 	v := p.settings(s, own)
-	t.DirectReturn = p.forward(own) != ForwardMasquerade
+	t.DirectReturn = p.forward(s, own) != ForwardMasquerade
 	if s.Weights(desired.ScopeCluster) != nil || s.Weights(desired.ScopeLocal) != nil {
 		v.scheduler = weighted(v.scheduler)
 	}

@@ -219,6 +219,11 @@ func TestOnlyMasqueradingChangesThePort(t *testing.T) {
 			if vip.forward != c.want || len(vip.reals) != reals || len(vip.unfit) != unfit || vip.reals[fits] != 1 {
 				t.Errorf("the VIP's virtual server = %+v, want method %v with %d real servers", vip, c.want, reals)
 			}
+			s.Protocol = desired.SCTP
+			if sctp := p.virtuals(s)[serverKey{desired.SCTP, netip.MustParseAddrPort("198.51.100.1:80")}]; sctp.forward != ForwardMasquerade || p.traits(s).DirectReturn {
+				t.Errorf("the virtual server of SCTP = %+v, want it masqueraded", sctp)
+			}
+			s.Protocol = desired.TCP
 			if got := p.traits(s).DirectReturn; got != (c.want != ForwardMasquerade) {
 				t.Errorf("DirectReturn = %v with method %v", got, c.want)
 			}

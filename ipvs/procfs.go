@@ -76,7 +76,7 @@ func (v *virtual) parseReal(fields [][]byte) error {
 	if err != nil {
 		return err
 	}
-	v.forward = map[string]Forward{"Route": ForwardDirect, "Tunnel": ForwardTunnel}[string(fields[forwardField])]
+	v.forward = methodOf(func(m method) bool { return m.name == string(fields[forwardField]) })
 	v.reals[addr], err = strconv.Atoi(string(fields[weightField]))
 	return err
 }

@@ -7,7 +7,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// drainPause is how often syncs drain the queue of a lock at most: it costs as much as a small change.
+// drainPause is the shortest time between two drains of a lock's queue: one costs a third of a small change.
 const drainPause = time.Second
 
 // holdNames takes the lock of the family's Names, or keeps it. For a cleanup it
