@@ -2,6 +2,7 @@ package proxier_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -210,9 +211,10 @@ func withUID(uid types.UID) proxiertest.ServiceOption {
 }
 
 // TestClaimsAreSettledByWhatIsThere compares a Proxier with a random history to one that is
-// started with the final Services, and Explain to what the engine has programmed.
+// started with the present Services, and Explain to what the engine has programmed. The engine of
+// the first refuses some service ports for a time.
 func TestClaimsAreSettledByWhatIsThere(t *testing.T) {
-	for seed := range uint64(60) {
+	for seed := range uint64(200) {
 		synctest.Test(t, func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 1))
 			ctx, cancel := context.WithCancel(t.Context())
@@ -221,8 +223,10 @@ func TestClaimsAreSettledByWhatIsThere(t *testing.T) {
 			node := claimedNode(nodeIP)
 			c := newClaimed(ctx, t, node)
 			services := map[string]*v1.Service{}
+			restart := func() *claimed { return newClaimed(ctx, t, node, slices.Collect(maps.Values(services))...) }
 			for range 30 {
 				name := string(rune('a' + r.IntN(5)))
+				c.engine.Refuse(claimName(name), []error{nil, nil, errors.New("not now")}[r.IntN(3)])
 				before := services[name]
 				delete(services, name)
 				switch {
@@ -240,9 +244,15 @@ func TestClaimsAreSettledByWhatIsThere(t *testing.T) {
 					continue // two changes in a sync
 				}
 				c.sync(t)
+				if got, want := c.problems(), restart().problems(); !slices.Equal(got, want) {
+					t.Errorf("seed %d: problems %q, after a restart %q", seed, got, want)
+				}
+			}
+			for name := range services {
+				c.engine.Refuse(claimName(name), nil)
 			}
 			c.sync(t)
-			restarted := newClaimed(ctx, t, node, slices.Collect(maps.Values(services))...)
+			restarted := restart()
 			if got, want := c.owners(), restarted.owners(); !maps.Equal(got, want) {
 				t.Errorf("seed %d: owners %v, after a restart %v", seed, got, want)
 			}
@@ -256,6 +266,10 @@ func TestClaimsAreSettledByWhatIsThere(t *testing.T) {
 			}
 		})
 	}
+}
+
+func claimName(name string) changetracker.ServicePortName {
+	return changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "test", Name: name}, Protocol: v1.ProtocolTCP}
 }
 
 func randomClaim(r *rand.Rand, name string) *v1.Service {

@@ -78,9 +78,10 @@ func (f *family) unsupported(s *desired.Service) (values []string) {
 	return values
 }
 
-// changesFrontends reports whether a change may affect more than endpoints.
+// changesFrontends reports whether a change may affect more than endpoints. The Source of a service port
+// that always failed, and is gone now, has neither Before nor After.
 func changesFrontends(c desired.Change) bool {
-	return c.Source == nil || c.Source.Before != c.Source.After
+	return c.After == nil || c.Source == nil || c.Source.Before != c.Source.After
 }
 
 // maxListed is how many frontends or external IPs of a service port are listed. A Service of 1 MB has 65,536.
