@@ -212,8 +212,11 @@ func (r *Resolved) asked() (all []*Service, contested func(*Service) bool) {
 			vipAtNode = vipAtNode || slices.Contains(r.nodeAddrs, key.VIP)
 		}
 	}
+	for range r.state.Changed(r.claims) {
+		return all, func(*Service) bool { return true }
+	}
 	return all, func(s *Service) bool {
-		return vipAtNode || r.claims != r.state || slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return shared[s.Key(&f)] })
+		return vipAtNode || slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return shared[s.Key(&f)] })
 	}
 }
 
