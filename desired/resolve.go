@@ -153,6 +153,11 @@ func (r *Resolver) mayBeHere(e *changetracker.Endpoint) bool {
 // sameHost compares host names as DNS does (RFC 4343). A name without a domain equals all
 // names that begin with it. A node of another Source is a different host.
 func sameHost(a, b string) bool {
+	for i := range min(len(a), len(b)) { // most names differ
+		if a[i] != b[i] && lower(a[i]) != lower(b[i]) {
+			return false
+		}
+	}
 	i, j := strings.LastIndexByte(a, '/')+1, strings.LastIndexByte(b, '/')+1
 	if a[:i] != b[:j] {
 		return false
@@ -161,4 +166,11 @@ func sameHost(a, b string) bool {
 	a, aDomain, aHas := strings.Cut(strings.TrimSuffix(a, "."), ".")
 	b, bDomain, bHas := strings.Cut(strings.TrimSuffix(b, "."), ".")
 	return strings.EqualFold(a, b) && (!aHas || !bHas || strings.EqualFold(aDomain, bDomain))
+}
+
+func lower(c byte) byte {
+	if 'A' <= c && c <= 'Z' {
+		c += 'a' - 'A'
+	}
+	return c
 }

@@ -34,32 +34,31 @@ func (t *taken) continues(since *taken) bool {
 func (r *Resolver) take(s *Service, state *changetracker.State, since taken) taken {
 	t := taken{service: s}
 	t.choice, _ = state.For(r.Node).Choose(s.Name, &since.choice)
-	if !t.continues(&since) {
-		since = taken{service: &Service{}}
+	was, choice := &Service{}, &t.choice
+	if t.continues(&since) {
+		was = since.service
+	} else {
+		since = taken{}
 	}
-	was, choice := since.service, &t.choice
 	all, cluster, local := choice.Len()
 	clusterEnds, localEnds := choice.Terminating()
 	inCluster := func(*changetracker.Endpoint) bool { return false }
 	inLocal := inCluster
-	list := func(base Endpoints, size int, has func(*changetracker.Endpoint) bool) Endpoints {
-		return base.follow(&since.choice, choice, size, has)
-	}
 	if s.Port.UsesClusterEndpoints() {
 		inCluster, s.Terminating = choice.Cluster, clusterEnds
-		s.Cluster, s.ClusterWeights = list(was.Cluster, cluster, inCluster), weights(choice, inCluster)
+		s.Cluster, s.ClusterWeights = was.Cluster.follow(&since.choice, choice, cluster, inCluster), weights(choice, inCluster)
 	}
 	if s.Port.UsesLocalEndpoints() {
 		inLocal, s.Terminating = choice.Local, s.Terminating || localEnds
-		s.Local, s.LocalWeights = list(was.Local, local, inLocal), weights(choice, inLocal)
+		s.Local, s.LocalWeights = was.Local.follow(&since.choice, choice, local, inLocal), weights(choice, inLocal)
 	}
 	if s.Serving = s.Cluster; s.Cluster.Len() < all {
-		s.Serving = list(was.Serving, all, serves)
+		s.Serving = was.Serving.follow(&since.choice, choice, all, serves)
 	}
 	if s.EndsConnections() {
-		s.Listed = list(was.Listed, all, func(*changetracker.Endpoint) bool { return true })
+		s.Listed = was.Listed.follow(&since.choice, choice, all, func(*changetracker.Endpoint) bool { return true })
 	}
-	t.here = list(since.here, 0, func(e *changetracker.Endpoint) bool { return (inCluster(e) || inLocal(e)) && r.mayBeHere(e) })
+	t.here = since.here.follow(&since.choice, choice, 0, func(e *changetracker.Endpoint) bool { return r.mayBeHere(e) && (inCluster(e) || inLocal(e)) })
 	if s.OnNode = was.OnNode; !t.here.list.Same(&since.here.list) {
 		s.OnNode = t.here.hosts()
 	}
