@@ -25,11 +25,11 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/bpftest"
 	"github.com/serviceplane/serviceplane/internal/bpfx"
-	"github.com/serviceplane/serviceplane/internal/history"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest/history"
 )
 
 // TestHistories runs random histories of the cluster, the process, the kernel and other programs,

@@ -17,7 +17,7 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/apitest"
-	"github.com/serviceplane/serviceplane/internal/history"
+	"github.com/serviceplane/serviceplane/proxiertest/history"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"

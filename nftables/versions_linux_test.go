@@ -22,7 +22,7 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/informer"
 	"github.com/serviceplane/serviceplane/internal/apitest"
-	"github.com/serviceplane/serviceplane/internal/history"
+	"github.com/serviceplane/serviceplane/proxiertest/history"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/programmed"

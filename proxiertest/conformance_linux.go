@@ -33,18 +33,27 @@ func Conformance(t *testing.T, features Features, factory Factory) {
 	ctx := t.Context()
 	t.Cleanup(func() { s.stop(context.WithoutCancel(ctx), t) })
 	for _, scenario := range scenarios(features) {
-		if features.Select != nil && !features.Select(scenario.name) {
-			continue
-		}
-		t.Run(scenario.name, func(t *testing.T) {
-			for prefix, reason := range features.Skip {
-				if scenario.name == prefix || strings.HasPrefix(scenario.name, prefix+"/") {
-					t.Skip(reason)
-				}
-			}
-			s.run(ctx, t, scenario)
-		})
+		s.test(t, scenario.name, func(t *testing.T) { s.run(ctx, t, scenario) })
 	}
+	for i := range features.Scenarios {
+		s.test(t, features.Scenarios[i].Name, func(t *testing.T) { s.runOwn(ctx, t, &features.Scenarios[i]) })
+	}
+}
+
+// test runs a scenario as a subtest, unless the Features leave it out.
+func (s *suite) test(t *testing.T, name string, run func(*testing.T)) {
+	t.Helper()
+	if s.features.Select != nil && !s.features.Select(name) {
+		return
+	}
+	t.Run(name, func(t *testing.T) {
+		for prefix, reason := range s.features.Skip {
+			if name == prefix || strings.HasPrefix(name, prefix+"/") {
+				t.Skip(reason)
+			}
+		}
+		run(t)
+	})
 }
 
 func netNSsOf(hosts []*Host) (paths []string) {
@@ -172,6 +181,12 @@ func (s *suite) use(ctx context.Context, t *testing.T, wanted setup) proxier.Pro
 	if s.adjust != nil {
 		s.adjust(&config)
 	}
+	return s.start(ctx, t, wanted, config)
+}
+
+// start runs a Provider until end, which nothing is programmed for yet.
+func (s *suite) start(ctx context.Context, t *testing.T, wanted setup, config proxier.Config) proxier.Provider {
+	t.Helper()
 	provider, err := s.factory(config, proxier.Deps{})
 	if err != nil {
 		t.Fatalf("the factory with setup %q: %v", wanted, err)
@@ -233,6 +248,29 @@ func (s *suite) run(ctx context.Context, t *testing.T, sc scenario) {
 			t.Log(hint)
 		}
 	}
+}
+
+// runOwn runs a scenario of the engine's author.
+func (s *suite) runOwn(ctx context.Context, t *testing.T, own *Scenario) {
+	t.Helper()
+	s.stop(ctx, t)
+	config := setupDefault.config(s.world)
+	if own.Config != nil {
+		own.Config(&config)
+	}
+	p := s.start(ctx, t, setup(own.Name), config)
+	defer s.stop(ctx, t)
+	for _, service := range own.Services {
+		p.OnServiceAdd(service)
+	}
+	for _, slice := range own.Slices {
+		p.OnEndpointSliceAdd(slice)
+	}
+	if err := Sync(ctx, p); err != nil {
+		t.Fatalf("sync: %v", err)
+	}
+	own.Check(ctx, t, s.world, p)
+	s.verify(ctx, t)
 }
 
 // verify checks that the kernel holds what is programmed, if the engine can tell. The engine may

@@ -70,6 +70,8 @@ type Features struct {
 	// Prepare, if not nil, gets the network namespaces of the node and of its pods, before the first
 	// Provider is made.
 	Prepare func(node string, pods []string)
+	// Scenarios are those of the engine's author. Skip and Select are for them too.
+	Scenarios []Scenario
 	// Skip has the names of scenarios that do not apply, such as "PKT-60", with reasons.
 	Skip map[string]string
 	// Select, if not nil, chooses the scenarios to run by their names.

@@ -102,7 +102,7 @@ func (from seat) ask(ctx context.Context, network string, to netip.AddrPort, tim
 func (from seat) askWith(ctx context.Context, network string, to netip.AddrPort, opts AskOptions) (Answer, error) {
 	opts.From = from.addr
 	if network == "icmp" {
-		return Answer{}, netns.Ping(ctx, from.host.ns, to.Addr(), opts)
+		return Answer{}, netns.Ping(ctx, from.host.ns, to.Addr(), netns.AskOptions(opts))
 	}
 	return from.host.Ask(ctx, network, to, opts)
 }

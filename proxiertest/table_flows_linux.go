@@ -104,7 +104,7 @@ func (s *stage) sockets(ctx context.Context, t *testing.T, families []v1.IPFamil
 		targets := s.services[0].targets(s.world, family)
 		for _, p := range ways {
 			from := s.seat(p.from, family)
-			flow, err := netns.Open(ctx, from.host.ns, "udp", targets[p.to], AskOptions{From: from.addr, Timeout: answerTimeout})
+			flow, err := from.host.Open(ctx, "udp", targets[p.to], AskOptions{From: from.addr, Timeout: answerTimeout})
 			if err != nil {
 				t.Fatalf("%s: %v", p.name(), err)
 			}
@@ -139,7 +139,7 @@ func (s *stage) allFollow(ctx context.Context, t *testing.T, flows []established
 type established struct {
 	combo combo
 	name  string
-	flow  *netns.Flow
+	flow  *Flow
 	first Answer
 }
 
@@ -220,7 +220,7 @@ func (s *stage) establish(ctx context.Context, t *testing.T) []established {
 func (s *stage) open(ctx context.Context, p probe, c combo) (established, error) {
 	from := s.seat(p.from, c.family)
 	to := s.services[0].targets(s.world, c.family)[p.to]
-	flow, err := netns.Open(ctx, from.host.ns, c.network, to, AskOptions{From: from.addr, Timeout: answerTimeout})
+	flow, err := from.host.Open(ctx, c.network, to, AskOptions{From: from.addr, Timeout: answerTimeout})
 	if err != nil {
 		return established{}, err
 	}

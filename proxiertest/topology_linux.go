@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"sync"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -97,15 +98,58 @@ type Host struct {
 	ns *netns.NS
 }
 
-// Answer is the answer of a server of a Topology: its name, the source address that it
-// saw, and the destination address.
-type Answer = netns.Answer
+// Answer is the answer of a server of a Topology.
+type Answer struct {
+	// Server is the name of the server.
+	Server string
+	// Source is the client's address as the server sees it.
+	Source netip.AddrPort
+	// Local is the destination of the packets as the server sees it.
+	Local netip.AddrPort
+}
 
-// AskOptions sets the source address and the timeout of Host.Ask.
-type AskOptions = netns.AskOptions
+// AskOptions are the options of Host.Ask and Host.Open.
+type AskOptions struct {
+	// From is the source address; with the zero value, routing chooses it.
+	From netip.Addr
+	// FromPort is the source port; 0 means any. It needs From.
+	FromPort uint16
+	// Timeout is how long to wait for the answer after the request is sent; 0 means 30s.
+	Timeout time.Duration
+	// Settled is for a request that expects no answer: the Topology. If not nil, Ask calls its Settle when the
+	// request is sent, from another goroutine or this one. Once it returns, all answers must have come: Ask
+	// waits on only if it heard something.
+	Settled interface {
+		Settle(ctx context.Context) error
+	}
+}
 
-// Flow is an open connection.
-type Flow = netns.Flow
+// Flow is a TCP connection, or a UDP socket with one peer, for several requests to the same
+// server. Only one goroutine may use it at a time.
+type Flow struct{ flow *netns.Flow }
+
+// Ask sends a request, and returns the server's answer. Its errors are those of Host.Ask.
+func (f *Flow) Ask(ctx context.Context) (Answer, error) {
+	answer, err := f.flow.Ask(ctx)
+	return Answer(answer), err
+}
+
+// Expect sets what AskOptions.Settled is, for the requests from now on.
+func (f *Flow) Expect(settled interface {
+	Settle(ctx context.Context) error
+},
+) {
+	f.flow.Expect(settled)
+}
+
+// SentAgain returns how many packets of a TCP connection the host had to send again.
+func (f *Flow) SentAgain() (packets uint32, err error) { return f.flow.SentAgain() }
+
+// Close closes the flow.
+func (f *Flow) Close() error { return f.flow.Close() }
+
+// Abort closes the flow; a TCP connection with a reset, so that its port is free at once.
+func (f *Flow) Abort() error { return f.flow.Abort() }
 
 // Errors of Host.Ask, for errors.Is.
 var (
@@ -132,12 +176,17 @@ func (h *Host) Addr(family v1.IPFamily) netip.Addr {
 // Ask opens a connection ("tcp") or sends a datagram ("udp") from the host, and returns
 // the server's answer.
 func (h *Host) Ask(ctx context.Context, network string, to netip.AddrPort, opts AskOptions) (Answer, error) {
-	return netns.Ask(ctx, h.ns, network, to, opts)
+	answer, err := netns.Ask(ctx, h.ns, network, to, netns.AskOptions(opts))
+	return Answer(answer), err
 }
 
 // Open is Ask, but leaves the connection open for more requests.
 func (h *Host) Open(ctx context.Context, network string, to netip.AddrPort, opts AskOptions) (*Flow, error) {
-	return netns.Open(ctx, h.ns, network, to, opts)
+	flow, err := netns.Open(ctx, h.ns, network, to, netns.AskOptions(opts))
+	if err != nil {
+		return nil, err
+	}
+	return &Flow{flow}, nil
 }
 
 // Do calls f in the host's network namespace. Sockets that f opens and programs that it

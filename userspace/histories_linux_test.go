@@ -12,7 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/internal/history"
+	"github.com/serviceplane/serviceplane/proxiertest/history"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 

@@ -14,7 +14,6 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 	"github.com/serviceplane/serviceplane/runner"
@@ -76,7 +75,7 @@ func (s *stage) sync() {
 	}
 }
 
-func (s *stage) ask(to netip.AddrPort) (netns.Answer, error) {
+func (s *stage) ask(to netip.AddrPort) (proxiertest.Answer, error) {
 	return s.world.Client.Ask(s.t.Context(), "tcp", to, proxiertest.AskOptions{Timeout: 5 * time.Second})
 }
 

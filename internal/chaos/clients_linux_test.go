@@ -160,7 +160,7 @@ func (c *client) use(ctx context.Context, w way, leases int64) {
 	start := time.Now()
 	var (
 		seen   counts
-		answer proxiertest.Answer
+		answer netns.Answer
 		err    error
 	)
 	switch c.kind {
@@ -215,7 +215,7 @@ func (c *client) open(ctx context.Context, w way) (f *netns.Flow, err error) {
 }
 
 // shortTCP opens a connection for one request.
-func (c *client) shortTCP(ctx context.Context, w way, seen *counts) (answer proxiertest.Answer, err error) {
+func (c *client) shortTCP(ctx context.Context, w way, seen *counts) (answer netns.Answer, err error) {
 	seen.connections = 1
 	defer func() {
 		if err != nil {
@@ -235,7 +235,7 @@ func (c *client) shortTCP(ctx context.Context, w way, seen *counts) (answer prox
 }
 
 // shortUDP sends a datagram from a new socket, which has no peer.
-func (c *client) shortUDP(ctx context.Context, w way, seen *counts) (answer proxiertest.Answer, err error) {
+func (c *client) shortUDP(ctx context.Context, w way, seen *counts) (answer netns.Answer, err error) {
 	seen.connections = 1
 	socket, err := c.bind(w)
 	if err != nil {
@@ -293,19 +293,19 @@ func (w way) source() netip.Addr {
 }
 
 // receive waits for an answer from an address.
-func receive(ctx context.Context, socket *net.UDPConn, from netip.AddrPort) (proxiertest.Answer, error) {
+func receive(ctx context.Context, socket *net.UDPConn, from netip.AddrPort) (netns.Answer, error) {
 	deadline := time.Now().Add(retryUDP)
 	if end, ok := ctx.Deadline(); ok && end.Before(deadline) {
 		deadline = end
 	}
 	if err := socket.SetReadDeadline(deadline); err != nil {
-		return proxiertest.Answer{}, err
+		return netns.Answer{}, err
 	}
 	text := make([]byte, 512)
 	for {
 		n, peer, err := socket.ReadFromUDPAddrPort(text)
 		if err != nil {
-			return proxiertest.Answer{}, errors.Join(netns.ErrTimeout, err)
+			return netns.Answer{}, errors.Join(netns.ErrTimeout, err)
 		}
 		if peer.Port() == from.Port() && peer.Addr().Unmap() == from.Addr() {
 			return netns.ParseAnswer(string(text[:n]))
@@ -334,7 +334,7 @@ func (c *client) lost(err error) bool {
 }
 
 // long makes a request over an open connection, and opens it if there is none.
-func (c *client) long(ctx context.Context, w way, leases int64, seen *counts) (proxiertest.Answer, error) {
+func (c *client) long(ctx context.Context, w way, leases int64, seen *counts) (netns.Answer, error) {
 	f := c.flows[w]
 	if f != nil && f.leases != leases {
 		_ = f.Close()
@@ -347,12 +347,12 @@ func (c *client) long(ctx context.Context, w way, leases int64, seen *counts) (p
 		opened, err := c.open(ctx, w)
 		if err != nil {
 			seen.failed = 1
-			return proxiertest.Answer{}, err
+			return netns.Answer{}, err
 		}
 		f = &flow{Flow: opened, leases: leases}
 		c.flows[w] = f
 	}
-	var answer proxiertest.Answer
+	var answer netns.Answer
 	ask := func() (err error) { answer, err = f.Ask(ctx); return err }
 	var err error
 	if c.kind == longUDP {

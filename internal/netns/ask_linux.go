@@ -50,7 +50,7 @@ type AskOptions struct {
 }
 
 // Settler returns when whatever was sent before has come to its end.
-type Settler interface {
+type Settler = interface {
 	Settle(ctx context.Context) error
 }
 

@@ -14,10 +14,10 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/serviceplane/serviceplane/internal/history"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest/history"
 )
 
 // TestHistories runs random histories of the cluster, the process, the kernel and other
@@ -37,6 +37,18 @@ func TestEachCallOfAHistory(t *testing.T) {
 func TestHistoriesCatchPlantedBugs(t *testing.T) {
 	t.Parallel()
 	history.TestPlanted(t, history.Few(1, 12), historyPlanes)
+}
+
+// TestVerifyFindsWhatOthersDid lets nft change our objects.
+func TestVerifyFindsWhatOthersDid(t *testing.T) {
+	t.Parallel()
+	history.TestVerify(t, historyPlanes)
+}
+
+// TestWatchSeesWhatOthersDo does so while a process runs.
+func TestWatchSeesWhatOthersDo(t *testing.T) {
+	t.Parallel()
+	history.TestWatch(t, historyPlanes)
 }
 
 func historyPlanes(t *testing.T, seed uint64) (plane, fresh history.Plane) {

@@ -173,9 +173,9 @@ func histories() (some []proof) {
 	return append(some,
 		proof{
 			name: "histories-modes", proves: "When processes of different modes follow each other, the last one's rules are right, and nothing is left of the others.",
-			packages: []string{"./internal/history"}, needs: kernel(),
-			whole: test(6, "./internal/history", "-run=^TestModesChange$").with("SERVICEPLANE_HISTORY_SEEDS=200"),
-			short: test(1, "./internal/history", "-run=^TestModesChange$").with("SERVICEPLANE_HISTORY_SEEDS=40"),
+			packages: []string{"./proxiertest/history"}, needs: kernel(),
+			whole: test(6, "./proxiertest/history", "-run=^TestModesChange$").with("SERVICEPLANE_HISTORY_SEEDS=200"),
+			short: test(1, "./proxiertest/history", "-run=^TestModesChange$").with("SERVICEPLANE_HISTORY_SEEDS=40"),
 		},
 		proof{
 			name: "histories-pure", proves: "Trackers, tables and the oracle agree after any history; every short history of a virtual server keeps the laws.",

@@ -16,7 +16,7 @@ func races() (some []proof) {
 		{"rest", "other packages with a kernel", 25, []string{
 			"./canary/...", "./conntrack", "./endpointhealth", "./hybrid", "./nodedeps", "./packettrace", "./proxier", "./proxiertest",
 			"./internal/allpackets", "./internal/chaos", "./internal/coexistence", "./internal/decide", "./internal/growth", "./internal/guard",
-			"./internal/history", "./internal/hostile", "./internal/jhash", "./internal/namespace", "./internal/netlinkx", "./internal/netns", "./internal/packetcost",
+			"./proxiertest/history", "./internal/hostile", "./internal/jhash", "./internal/namespace", "./internal/netlinkx", "./internal/netns", "./internal/packetcost",
 			"./internal/refusals", "./internal/soak",
 		}},
 	} {

@@ -107,7 +107,7 @@ func (s *side) Announce(_ context.Context, family v1.IPFamily, list []proxier.An
 			if a.Port.Name != a.Name {
 				s.wrong = errors.Join(s.wrong, fmt.Errorf("the port of %v is %v", a, a.Port))
 			}
-			if s.announced[family][a.Key] == a && s.calls.Fired() == 0 {
+			if s.announced[family][a.Key] == a && s.calls.happened() == 0 {
 				s.wrong = errors.Join(s.wrong, fmt.Errorf("%v is announced again", a))
 			}
 			s.announced[family][a.Key] = a
@@ -119,7 +119,7 @@ func (s *side) Announce(_ context.Context, family v1.IPFamily, list []proxier.An
 func (s *side) Withdraw(_ context.Context, family v1.IPFamily, list []proxier.Announcement) error {
 	return s.announcing(func() {
 		for _, a := range list {
-			if _, ok := s.announced[family][a.Key]; !ok && s.calls.Fired() == 0 {
+			if _, ok := s.announced[family][a.Key]; !ok && s.calls.happened() == 0 {
 				s.wrong = errors.Join(s.wrong, fmt.Errorf("%v is withdrawn, but not announced", a))
 			}
 			delete(s.announced[family], a.Key)
@@ -257,7 +257,7 @@ func (f *flows) check(e *expected) (err error) {
 }
 
 func inAny(a netip.Addr) bool {
-	for _, cidr := range ServiceCIDRs() {
+	for _, cidr := range serviceCIDRs() {
 		if cidr.Contains(a) {
 			return true
 		}
@@ -366,7 +366,7 @@ func (r *run) checkSide(ctx context.Context) error {
 func (s *side) checkReports(want *side) (err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.calls.Fired() == 0 && s.deleted != s.reported {
+	if s.calls.happened() == 0 && s.deleted != s.reported {
 		err = fmt.Errorf("%d flows were deleted, %d are reported", s.deleted, s.reported)
 	}
 	for family, w := range want.last {

@@ -95,13 +95,13 @@ func endpointsText(s *discovery.EndpointSlice) string {
 	return strings.Join(texts, ", ")
 }
 
-// Text prints the steps of a history.
-func Text(steps []Step) string {
-	var text strings.Builder
+// text prints the steps of a history.
+func text(steps []Step) string {
+	var lines strings.Builder
 	for i := range steps {
-		fmt.Fprintf(&text, "%3d %v\n", i, &steps[i])
+		fmt.Fprintf(&lines, "%3d %v\n", i, &steps[i])
 	}
-	return text.String()
+	return lines.String()
 }
 
 // damagesPerLife limits the changes by other programs between two restarts: after more of

@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// SeedVariable and SeedsVariable are environment variables: the one seed that tests of
+// seedVariable and seedsVariable are environment variables: the one seed that tests of
 // histories run, and how many new ones they run instead of few.
 const (
-	SeedVariable  = "SERVICEPLANE_HISTORY_SEED"
-	SeedsVariable = "SERVICEPLANE_HISTORY_SEEDS"
+	seedVariable  = "SERVICEPLANE_HISTORY_SEED"
+	seedsVariable = "SERVICEPLANE_HISTORY_SEEDS"
 )
 
 // Planes returns two empty planes that end with the test: see Run.
@@ -48,36 +48,36 @@ func Test(t *testing.T, few, workers int, planes Planes) {
 }
 
 // Seeds returns the seeds that a test of random histories runs: few new ones, or those that
-// SeedVariable and SeedsVariable ask for. It prints how to run one again.
+// seedVariable and seedsVariable ask for. It prints how to run one again.
 func Seeds(t *testing.T, few int) (first uint64, count int) {
 	t.Helper()
 	first, count = seeds(t, few)
-	t.Logf("%d seeds from %d; to run one again: %s=N go test -run '%s'", count, first, SeedVariable, t.Name())
+	t.Logf("%d seeds from %d; to run one again: %s=N go test -run '%s'", count, first, seedVariable, t.Name())
 	return first, count
 }
 
 func seeds(t *testing.T, few int) (first uint64, count int) {
 	t.Helper()
-	if text := os.Getenv(SeedVariable); text != "" {
+	if text := os.Getenv(seedVariable); text != "" {
 		seed, err := strconv.ParseUint(text, 10, 64)
 		if err != nil {
-			t.Fatalf("read %s: %v", SeedVariable, err)
+			t.Fatalf("read %s: %v", seedVariable, err)
 		}
 		return seed, 1
 	}
-	if text := os.Getenv(SeedsVariable); text != "" {
+	if text := os.Getenv(seedsVariable); text != "" {
 		n, err := strconv.Atoi(text)
 		if err != nil {
-			t.Fatalf("read %s: %v", SeedsVariable, err)
+			t.Fatalf("read %s: %v", seedsVariable, err)
 		}
 		few = n
 	}
 	return newSeed(), few
 }
 
-// Few returns few, or many with SeedsVariable.
+// Few returns few, or many with seedsVariable.
 func Few(few, many int) int {
-	if os.Getenv(SeedsVariable) != "" {
+	if os.Getenv(seedsVariable) != "" {
 		return many
 	}
 	return few
@@ -105,10 +105,10 @@ func testSeed(t *testing.T, seed uint64, planes Planes) {
 			return
 		}
 		t.Errorf("seed %d: %v", seed, err)
-		short := Shrink(t.Context(), steps, 2*time.Minute, func(ctx context.Context, steps []Step) bool {
+		short := shrink(t.Context(), steps, 2*time.Minute, func(ctx context.Context, steps []Step) bool {
 			return run(ctx, steps, shortPatience) != nil
 		})
-		t.Logf("%d steps, shortened to %d:\n%s", len(steps), len(short), Text(short))
+		t.Logf("%d steps, shortened to %d:\n%s", len(steps), len(short), text(short))
 		t.Logf("its error: %v", run(t.Context(), short, shortPatience))
 	})
 }

@@ -107,7 +107,7 @@ func plants() map[string]bug {
 		"a failed Update counts as done": {result: func(*planted, *desired.Update, error) error { return nil }},
 		"the answer of each second Update is lost, for ever": {result: func(p *planted, _ *desired.Update, err error) error {
 			if p.applied > 1 {
-				return ErrDead
+				return errDead
 			}
 			return err
 		}},

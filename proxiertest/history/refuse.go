@@ -109,7 +109,7 @@ func (r *run) endRefusals() error {
 	}
 	node := r.objects.Node // a change causes a full sync
 	if node.PodCIDRs == nil {
-		node.PodCIDRs = ServiceCIDRs()
+		node.PodCIDRs = serviceCIDRs()
 	} else {
 		node.PodCIDRs = nil
 	}

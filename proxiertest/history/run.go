@@ -65,7 +65,7 @@ type run struct {
 	mixed        bool // another engine may have left objects
 	fired        int  // interventions in processes that have ended
 	// next are interventions in the next process.
-	next []Intervention
+	next []intervention
 }
 
 // life is one process.
@@ -121,11 +121,11 @@ func (r *run) step(ctx context.Context, s *Step) error {
 		r.settled = before
 		return ignore(r.life.Sync(ctx)) // it may fail because of what was planned
 	case Fail, Lose:
-		r.plan(s, Intervention{Call: s.Call, Err: s.Error, Late: s.Kind == Lose})
+		r.plan(s, intervention{Call: s.Call, Err: s.Error, Late: s.Kind == Lose})
 	case Hang:
-		r.plan(s, Intervention{Call: s.Call, Err: syscall.ETIMEDOUT, Hang: true})
+		r.plan(s, intervention{Call: s.Call, Err: syscall.ETIMEDOUT, Hang: true})
 	case Kill:
-		r.plan(s, Intervention{Call: s.Call, Kill: true, Late: s.Late})
+		r.plan(s, intervention{Call: s.Call, Kill: true, Late: s.Late})
 	case Damage:
 		r.plane.Damage(s.Damage, &r.objects)
 	case DamageAt:
@@ -147,11 +147,11 @@ func (r *run) step(ctx context.Context, s *Step) error {
 }
 
 // plan plans an intervention in this process or in the next.
-func (r *run) plan(s *Step, i Intervention) {
+func (r *run) plan(s *Step, i intervention) {
 	if s.Next {
 		r.next = append(r.next, i)
 	} else {
-		r.life.calls.Plan(i)
+		r.life.calls.plan(i)
 	}
 }
 
@@ -175,7 +175,7 @@ func (r *run) reviveOrStart(ctx context.Context, s *Step) error {
 func (r *run) damageAt(s *Step) {
 	objects := Objects{Services: maps.Clone(r.objects.Services), Slices: maps.Clone(r.objects.Slices), Node: r.objects.Node}
 	do := func() { r.plane.Damage(s.Damage, &objects) }
-	i := Intervention{Call: s.Call}
+	i := intervention{Call: s.Call}
 	if s.Late || s.Twice {
 		i.After = do
 	}
@@ -298,7 +298,7 @@ func (l *life) load(o *Objects) {
 	for _, event := range events {
 		event()
 	}
-	l.OnServiceCIDRsChanged(ServiceCIDRs())
+	l.OnServiceCIDRsChanged(serviceCIDRs())
 	l.OnServiceSynced()
 	l.OnEndpointSlicesSynced()
 }
@@ -329,7 +329,7 @@ func (r *run) end() error {
 	l := r.life
 	r.life = nil
 	err := l.end()
-	r.fired += l.calls.Fired()
+	r.fired += l.calls.happened()
 	return err
 }
 
@@ -452,7 +452,7 @@ func (r *run) settle(ctx context.Context, ask bool) error {
 
 // endFaults cancels all interventions. If one has just killed the process, another one starts.
 func (r *run) endFaults(ctx context.Context) error {
-	for r.life.calls.Cancel(); r.life.calls.Dead(); r.life.calls.Cancel() {
+	for r.life.calls.cancel(); r.life.calls.Dead(); r.life.calls.cancel() {
 		if err := r.end(); err != nil {
 			return err
 		}

@@ -27,7 +27,7 @@ const namespace = "ns"
 var serviceNames = []string{"a", "b", "c", "d", "e"} // read-only
 
 // ServiceCIDRs are the ranges of all ClusterIPs.
-func ServiceCIDRs() []netip.Prefix {
+func serviceCIDRs() []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:96::/64")}
 }
 

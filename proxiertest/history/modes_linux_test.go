@@ -18,12 +18,12 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/ebpf"
 	"github.com/serviceplane/serviceplane/internal/bpftest"
-	"github.com/serviceplane/serviceplane/internal/history"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/iptables"
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest/history"
 )
 
 // TestModesChange runs histories in which processes of other engines follow each other: after

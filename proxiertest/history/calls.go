@@ -10,12 +10,12 @@ type Calls struct {
 	mu      sync.Mutex
 	made    int
 	dead    bool
-	planned []Intervention
+	planned []intervention
 	fired   int
 }
 
-// Intervention is what happens at one call to the kernel.
-type Intervention struct {
+// intervention is what happens at one call to the kernel.
+type intervention struct {
 	// Call counts the calls before it, from when it is planned.
 	Call int
 	// Before and After, unless nil, run before and after the call.
@@ -32,36 +32,29 @@ type Intervention struct {
 	Kill bool
 }
 
-// ErrDead is the error of each call of a process that was killed.
-var ErrDead = errors.New("the process is dead")
+// errDead is the error of each call of a process that was killed.
+var errDead = errors.New("the process is dead")
 
-// Plan adds an intervention.
-func (c *Calls) Plan(i Intervention) {
+// plan adds an intervention.
+func (c *Calls) plan(i intervention) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	i.Call += c.made
 	c.planned = append(c.planned, i)
 }
 
-// Cancel forgets the interventions that have not happened.
-func (c *Calls) Cancel() {
+// cancel forgets the interventions that have not happened.
+func (c *Calls) cancel() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.planned = nil
 }
 
-// Fired returns how many interventions have happened.
-func (c *Calls) Fired() int {
+// happened returns how many interventions have happened.
+func (c *Calls) happened() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.fired
-}
-
-// Made returns how many calls there were.
-func (c *Calls) Made() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.made
 }
 
 // Dead reports whether an intervention has killed the process.
@@ -78,7 +71,7 @@ func (c *Calls) Do(call func() error) error { return c.DoOrHang(call, nil) }
 func (c *Calls) DoOrHang(call, hang func() error) error {
 	now, dead := c.next()
 	if dead {
-		return ErrDead
+		return errDead
 	}
 	for _, i := range now {
 		if i.Before != nil {
@@ -102,21 +95,21 @@ func (c *Calls) DoOrHang(call, hang func() error) error {
 	return call()
 }
 
-func (i *Intervention) error() error {
+func (i *intervention) error() error {
 	if i.Kill {
-		return ErrDead
+		return errDead
 	}
 	return i.Err
 }
 
 // next counts a call, and takes the interventions that are due.
-func (c *Calls) next() (now []Intervention, dead bool) {
+func (c *Calls) next() (now []intervention, dead bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.dead {
 		return nil, true
 	}
-	var later []Intervention
+	var later []intervention
 	for _, i := range c.planned {
 		if i.Call > c.made {
 			later = append(later, i)

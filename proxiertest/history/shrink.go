@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// Shrink returns the shortest part of a history that it finds to fail too, within a time. It
+// shrink returns the shortest part of a history that it finds to fail too, within a time. It
 // leaves out half of the steps, then quarters, and so on, but never the last, which settles.
-func Shrink(ctx context.Context, steps []Step, within time.Duration, fails func(context.Context, []Step) bool) []Step {
+func shrink(ctx context.Context, steps []Step, within time.Duration, fails func(context.Context, []Step) bool) []Step {
 	deadline := time.Now().Add(within)
 	for size := len(steps) / 2; size > 0; size /= 2 {
 		for from := 0; from+size < len(steps); {

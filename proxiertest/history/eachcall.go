@@ -18,20 +18,20 @@ import (
 //   - because another program changes our objects before or after it;
 //   - by the death of the process before or after it.
 //
-// With SeedsVariable each call has all faults. Otherwise about every third has one; each run
+// With seedsVariable each call has all faults. Otherwise about every third has one; each run
 // draws others.
 func TestEachCall(t *testing.T, planes Planes) {
 	t.Helper()
 	seed := newSeed()
-	if text := os.Getenv(SeedVariable); text != "" {
+	if text := os.Getenv(seedVariable); text != "" {
 		n, err := strconv.ParseUint(text, 10, 64)
 		if err != nil {
-			t.Fatalf("read %s: %v", SeedVariable, err)
+			t.Fatalf("read %s: %v", seedVariable, err)
 		}
 		seed = n
 	}
 	d := dice{rand.New(rand.NewPCG(seed, 21))}
-	t.Logf("to run the same again: %s=%d go test -run '%s'", SeedVariable, seed, t.Name())
+	t.Logf("to run the same again: %s=%d go test -run '%s'", seedVariable, seed, t.Name())
 	plane, fresh := planes(t, seed)
 	before := []Step{{Kind: SetNode, Node: changetracker.Node{Name: "here", Zone: "x"}}}
 	var change []Step
@@ -78,7 +78,7 @@ func (d dice) eachCall(t *testing.T, plane, fresh Plane, steps func(fault Step) 
 	}
 }
 
-// faults returns some of all faults of one call, or all with SeedsVariable.
+// faults returns some of all faults of one call, or all with seedsVariable.
 func (d dice) faults() []Step {
 	all := []Step{{Kind: Kill}, {Kind: Kill, Late: true}, {Kind: Hang}}
 	for _, e := range Errors {

@@ -1,0 +1,71 @@
+package history
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+)
+
+// TestVerify lets another program change the objects of an engine while no process runs. Verify of an engine
+// that has programmed nothing must find each change, and nothing before it; the next process must repair it.
+func TestVerify(t *testing.T, planes Planes) {
+	t.Helper()
+	testDamage(t, planes, Inspect)
+}
+
+// TestWatch lets another program change the objects of an engine while a process runs, and asks for no sync: Watch
+// must report each change, so that the driver repairs it.
+func TestWatch(t *testing.T, planes Planes) {
+	t.Helper()
+	testDamage(t, planes, Damage)
+}
+
+// testDamage fails too if no change had an effect.
+func testDamage(t *testing.T, planes Planes, kind Kind) {
+	t.Helper()
+	seed, _ := Seeds(t, 1)
+	d := dice{rand.New(rand.NewPCG(seed, 22))}
+	plane, fresh := planes(t, seed)
+	if hasSockets(plane) {
+		t.Skip("no other program changes the sockets of a process")
+	}
+	steps := []Step{{Kind: SetNode, Node: changetracker.Node{Name: "here", Zone: "x"}}}
+	for range 4 {
+		steps = append(steps, Step{Kind: SetService, Service: d.service()}, Step{Kind: SetSlice, Slice: d.slice()})
+	}
+	steps = append(steps, Step{Kind: Settle})
+	for range Few(10, 100) {
+		steps = append(steps, Step{Kind: kind, Damage: d.IntN(1000)}, Step{Kind: Settle})
+		if kind == Damage { // after several in a row, repairs wait
+			steps = append(steps, Step{Kind: Restart})
+		}
+	}
+	counting := &damageCounter{Plane: plane, t: t}
+	if err := Run(t.Context(), counting, fresh, steps, patience); err != nil {
+		t.Error(err)
+	}
+	if counting.effective == 0 {
+		t.Error("no call of Damage changed what Kernel returns")
+	}
+}
+
+// damageCounter counts the calls of Damage that had an effect.
+type damageCounter struct {
+	Plane
+
+	t         *testing.T
+	effective int
+}
+
+func (c *damageCounter) Damage(number int, objects *Objects) {
+	before, err := c.Kernel()
+	c.Plane.Damage(number, objects)
+	after, afterErr := c.Kernel()
+	if err != nil || afterErr != nil {
+		c.t.Errorf("Kernel: %v, %v", err, afterErr)
+	}
+	if before != after {
+		c.effective++
+	}
+}
