@@ -189,18 +189,11 @@ func (s *scratch) in(field string, p netip.Prefix) string {
 	return fmt.Sprintf("%s %s %v ", s.family, field, short(p))
 }
 
-func (s *scratch) not(field string, prefixes []netip.Prefix) string {
-	switch len(prefixes) {
-	case 0:
-		return ""
-	case 1:
-		return fmt.Sprintf("%s %s != %v ", s.family, field, short(prefixes[0]))
-	}
-	var texts []string
+func (s *scratch) not(field string, prefixes []netip.Prefix) (text string) {
 	for _, p := range prefixes {
-		texts = append(texts, short(p))
+		text += fmt.Sprintf("%s %s != %v ", s.family, field, short(p))
 	}
-	return fmt.Sprintf("%s %s != { %s } ", s.family, field, strings.Join(texts, ", "))
+	return text
 }
 
 func short(p netip.Prefix) string {
