@@ -17,10 +17,10 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/apitest"
-	"github.com/serviceplane/serviceplane/proxiertest/history"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
+	"github.com/serviceplane/serviceplane/proxiertest/history"
 )
 
 // claims changes a cluster at random, and knows what each object was at each version of the

@@ -18,11 +18,11 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/proxiertest/history"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
+	"github.com/serviceplane/serviceplane/proxiertest/history"
 )
 
 // TestHistories runs random histories of the cluster, the process, the iptables programs and

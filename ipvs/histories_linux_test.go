@@ -13,11 +13,11 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
-	histories "github.com/serviceplane/serviceplane/proxiertest/history"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
+	histories "github.com/serviceplane/serviceplane/proxiertest/history"
 )
 
 // TestHistories runs random histories of the cluster, the process and the kernel against an
