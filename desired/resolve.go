@@ -153,19 +153,20 @@ func (r *Resolver) mayBeHere(e *changetracker.Endpoint) bool {
 // sameHost compares host names as DNS does (RFC 4343). A name without a domain equals all
 // names that begin with it. A node of another Source is a different host.
 func sameHost(a, b string) bool {
-	for i := range min(len(a), len(b)) { // most names differ
+	a, b = strings.TrimSuffix(a, "."), strings.TrimSuffix(b, ".")
+	if len(a) > len(b) {
+		a, b = b, a
+	}
+	for i := range len(a) {
 		if a[i] != b[i] && lower(a[i]) != lower(b[i]) {
-			return false
+			return false // as most names
 		}
 	}
-	i, j := strings.LastIndexByte(a, '/')+1, strings.LastIndexByte(b, '/')+1
-	if a[:i] != b[:j] {
+	host := strings.LastIndexByte(a, '/') + 1
+	if a[:host] != b[:strings.LastIndexByte(b, '/')+1] {
 		return false
 	}
-	a, b = a[i:], b[j:]
-	a, aDomain, aHas := strings.Cut(strings.TrimSuffix(a, "."), ".")
-	b, bDomain, bHas := strings.Cut(strings.TrimSuffix(b, "."), ".")
-	return strings.EqualFold(a, b) && (!aHas || !bHas || strings.EqualFold(aDomain, bDomain))
+	return len(a) == len(b) || b[len(a)] == '.' && !strings.Contains(a[host:], ".")
 }
 
 func lower(c byte) byte {

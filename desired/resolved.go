@@ -212,7 +212,7 @@ func (r *Resolved) asked() (all []*Service, contested func(*Service) bool) {
 			vipAtNode = vipAtNode || slices.Contains(r.nodeAddrs, key.VIP)
 		}
 	}
-	for range r.state.Changed(r.claims) {
+	for range r.state.Changed(r.claims) { // at the first difference
 		return all, func(*Service) bool { return true }
 	}
 	return all, func(s *Service) bool {

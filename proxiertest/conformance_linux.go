@@ -184,7 +184,7 @@ func (s *suite) use(ctx context.Context, t *testing.T, wanted setup) proxier.Pro
 	return s.start(ctx, t, wanted, config)
 }
 
-// start runs a Provider until end, which nothing is programmed for yet.
+// start makes a Provider without Services, and runs it until end.
 func (s *suite) start(ctx context.Context, t *testing.T, wanted setup, config proxier.Config) proxier.Provider {
 	t.Helper()
 	provider, err := s.factory(config, proxier.Deps{})

@@ -10,8 +10,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Scenario is a rule of an engine's author. Conformance checks it after its own ones, with a Provider of
-// its own.
+// Scenario is a rule of an engine's author. Conformance checks it after all rules PKT-…, with a new
+// Provider.
 type Scenario struct {
 	// Name is the name of the subtest, such as "ACME-1".
 	Name string
@@ -21,6 +21,6 @@ type Scenario struct {
 	Services []*v1.Service
 	Slices   []*discovery.EndpointSlice
 	// Check sends packets, and reports what is wrong. It may give events to the Provider, and call
-	// Sync. Only on Linux it is called.
+	// Sync.
 	Check func(ctx context.Context, t *testing.T, network *Topology, p proxier.Provider)
 }

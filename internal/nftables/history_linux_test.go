@@ -39,18 +39,6 @@ func TestHistoriesCatchPlantedBugs(t *testing.T) {
 	history.TestPlanted(t, history.Few(1, 12), historyPlanes)
 }
 
-// TestVerifyFindsWhatOthersDid lets nft change our objects.
-func TestVerifyFindsWhatOthersDid(t *testing.T) {
-	t.Parallel()
-	history.TestVerify(t, historyPlanes)
-}
-
-// TestWatchSeesWhatOthersDo does so while a process runs.
-func TestWatchSeesWhatOthersDo(t *testing.T) {
-	t.Parallel()
-	history.TestWatch(t, historyPlanes)
-}
-
 func historyPlanes(t *testing.T, seed uint64) (plane, fresh history.Plane) {
 	t.Helper()
 	p := historyPlane{ns: netnstest.New(t), loadWrites: []int{0, 20, loadWrites}[seed%3], askFrom: []int{0, askFrom}[seed/3%2]}

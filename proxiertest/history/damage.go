@@ -3,8 +3,6 @@ package history
 import (
 	"math/rand/v2"
 	"testing"
-
-	"github.com/serviceplane/serviceplane/changetracker"
 )
 
 // TestVerify lets another program change the objects of an engine while no process runs. Verify of an engine
@@ -15,13 +13,13 @@ func TestVerify(t *testing.T, planes Planes) {
 }
 
 // TestWatch lets another program change the objects of an engine while a process runs, and asks for no sync: Watch
-// must report each change, so that the driver repairs it.
+// must report each change, so that the driver repairs it. An engine without Watch fails.
 func TestWatch(t *testing.T, planes Planes) {
 	t.Helper()
 	testDamage(t, planes, Damage)
 }
 
-// testDamage fails too if no change had an effect that a repair cannot have hidden.
+// testDamage also fails if no change had an effect. While a process runs, a repair may hide the effect.
 func testDamage(t *testing.T, planes Planes, kind Kind) {
 	t.Helper()
 	seed, _ := Seeds(t, 1)
@@ -30,11 +28,7 @@ func testDamage(t *testing.T, planes Planes, kind Kind) {
 	if hasSockets(plane) {
 		t.Skip("no other program changes the sockets of a process")
 	}
-	steps := []Step{{Kind: SetNode, Node: changetracker.Node{Name: "here", Zone: "x"}}}
-	for range 4 {
-		steps = append(steps, Step{Kind: SetService, Service: d.service()}, Step{Kind: SetSlice, Slice: d.slice()})
-	}
-	steps = append(steps, Step{Kind: Settle})
+	steps := append(d.begin(4), Step{Kind: Settle})
 	for range Few(10, 100) {
 		steps = append(steps, Step{Kind: kind, Damage: d.IntN(1000)}, Step{Kind: Settle})
 		if kind == Damage { // after several in a row, repairs wait

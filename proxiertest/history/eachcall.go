@@ -6,8 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"testing"
-
-	"github.com/serviceplane/serviceplane/changetracker"
 )
 
 // TestEachCall lets each call to the kernel of one change, and of the first sync of another
@@ -33,13 +31,7 @@ func TestEachCall(t *testing.T, planes Planes) {
 	d := dice{rand.New(rand.NewPCG(seed, 21))}
 	t.Logf("to run the same again: %s=%d go test -run '%s'", seedVariable, seed, t.Name())
 	plane, fresh := planes(t, seed)
-	before := []Step{{Kind: SetNode, Node: changetracker.Node{Name: "here", Zone: "x"}}}
-	var change []Step
-	for range 6 {
-		before = append(before, Step{Kind: SetService, Service: d.service()}, Step{Kind: SetSlice, Slice: d.slice()})
-		change = append(change, Step{Kind: SetService, Service: d.service()}, Step{Kind: SetSlice, Slice: d.slice()})
-	}
-	before = append(before, Step{Kind: Settle})
+	before, change := append(d.begin(6), Step{Kind: Settle}), d.objects(6)
 	for what, steps := range map[string]func(fault Step) []Step{
 		"change": func(fault Step) []Step {
 			return slices.Concat(before, []Step{fault}, change, []Step{{Kind: Sync}, {Kind: Settle}})

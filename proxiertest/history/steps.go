@@ -116,13 +116,22 @@ type writer struct {
 	last    *Step
 }
 
+// begin returns the first steps of a history: the node, and n times a Service and a slice.
+func (d dice) begin(n int) []Step {
+	return append([]Step{{Kind: SetNode, Node: changetracker.Node{Name: "here", Zone: "x"}}}, d.objects(n)...)
+}
+
+func (d dice) objects(n int) (steps []Step) {
+	for range n {
+		steps = append(steps, Step{Kind: SetService, Service: d.service()}, Step{Kind: SetSlice, Slice: d.slice()})
+	}
+	return steps
+}
+
 // New returns the history of a seed. It ends with Settle.
 func New(seed uint64, length int) []Step {
 	w := writer{dice: dice{rand.New(rand.NewPCG(seed, 20))}}
-	steps := []Step{{Kind: SetNode, Node: changetracker.Node{Name: "here", Zone: "x"}}}
-	for range 3 {
-		steps = append(steps, Step{Kind: SetService, Service: w.service()}, Step{Kind: SetSlice, Slice: w.slice()})
-	}
+	steps := w.begin(3)
 	for range length {
 		if w.IntN(7) == 0 {
 			steps = append(steps, Step{Kind: Settle, Late: w.IntN(2) == 0})
