@@ -316,8 +316,8 @@ func (c *checked) after(u *desired.Update, wanted map[changetracker.ServicePortN
 		delete(p.failing[c.family], name)
 	}
 	for _, f := range result.Failed {
+		p.failing[c.family][f.Name] = portFailure{now, wanted[f.Name]}
 		delete(wanted, f.Name)
-		p.failing[c.family][f.Name] = now
 	}
 	for name, want := range wanted {
 		if have := kernel.get(name); !have.equal(want) {

@@ -60,12 +60,15 @@ type process struct {
 	pending  [len(families)][]change                      // that are not programmed yet
 	failed   [len(families)]time.Time                     // when the last Apply failed as a whole
 	broken   [len(families)]bool                          // the last Apply failed as a whole
-	// failing are the service ports that the last Apply with them failed for, and when.
-	failing [len(families)]map[changetracker.ServicePortName]time.Time
-	// differed is when an event made a difference to a service port last.
-	differed [len(families)]map[changetracker.ServicePortName]time.Time
+	failing  [len(families)]map[changetracker.ServicePortName]portFailure
 	again    [len(families)]bool // the next Update may be full
 	moved    [len(families)]bool // the node is in another zone, which may not be programmed
+}
+
+// portFailure is that the last Apply with a service port could not program a rule for it.
+type portFailure struct {
+	at     time.Time
+	wanted *rule
 }
 
 // followLimit is how long a change may take from its event to the kernel: a running Apply, the
@@ -92,7 +95,7 @@ func (n *node) start() {
 	}
 	engines := map[v1.IPFamily]proxier.Engine{}
 	for i, family := range families {
-		p.dirty[i], p.failing[i], p.differed[i] = map[types.NamespacedName]bool{}, map[changetracker.ServicePortName]time.Time{}, map[changetracker.ServicePortName]time.Time{}
+		p.dirty[i], p.failing[i] = map[types.NamespacedName]bool{}, map[changetracker.ServicePortName]portFailure{}
 		engine := n.sim.quirks.wrapEngine(&engine{node: n, proc: p, family: i})
 		engines[family] = &checked{Engine: engine, node: n, proc: p, family: i}
 	}
@@ -228,9 +231,6 @@ func (p *process) observe(k kind, key string, objects [2]metav1.Object, c change
 		}
 		p.node.sim.after(p.node.sim.span(0, followLimit, "claim", p.node.id, int(now.UnixNano())), func() { p.checkClaim(i, service) })
 		differ := different(before[i], after[i])
-		for _, name := range differ {
-			p.differed[i][name] = now
-		}
 		if len(differ) == 0 {
 			continue // and if the kernel fails now, the runner need not try again at once
 		}
@@ -292,9 +292,9 @@ func (p *process) checkFollowed(family int, service types.NamespacedName, since 
 		p.node.sim.after(afterFailure-sinceFailure, func() { p.checkFollowed(family, service, since) })
 		return
 	}
-	for name, at := range p.failing[family] {
-		// One that failed before is tried again after a pause of its own, also if another port of the Service changes.
-		if name.NamespacedName == service && (!at.Before(since) || !at.Before(p.differed[family][name])) {
+	for name, failure := range p.failing[family] {
+		// It is tried again after a pause of its own, also if another port changes, or if this one changes and changes back.
+		if name.NamespacedName == service && (!failure.at.Before(since) || failure.wanted.equal(p.view.rule(name, families[family]))) {
 			return
 		}
 	}
