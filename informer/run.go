@@ -27,7 +27,7 @@ import (
 // have a ClusterIP and the right label, EndpointSlices of Services that are not
 // headless, and one Node. Run stores only their names, also while a list arrives as a stream:
 // an object that changes is delivered as if it was new, and one whose deletion was missed has
-// only its name then. Run also says OnVersion.
+// only its name then. Run also says OnVersion. It asks for protobuf, unless config has AcceptContentTypes.
 //
 // An unreachable API server is no error: the Provider keeps its state, and Run tries
 // again, with one request at a time, so that a change comes within two seconds after the API server

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
+	"net/http"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -43,10 +45,12 @@ type cluster struct {
 
 func startCluster(t *testing.T, server apitest.Options, o Options, objects ...runtime.Object) *cluster {
 	t.Helper()
-	return startClusterWith(t, func(e *proxiertest.RecordingEngine) proxier.Engine { return e }, server, o, objects...)
+	return startClusterWith(t, asItIs, func(*rest.Config) {}, server, o, objects...)
 }
 
-func startClusterWith(t *testing.T, wrap func(*proxiertest.RecordingEngine) proxier.Engine, server apitest.Options, o Options, objects ...runtime.Object) *cluster {
+func asItIs(e *proxiertest.RecordingEngine) proxier.Engine { return e }
+
+func startClusterWith(t *testing.T, wrap func(*proxiertest.RecordingEngine) proxier.Engine, tune func(*rest.Config), server apitest.Options, o Options, objects ...runtime.Object) *cluster {
 	t.Helper()
 	core, logs := observer.New(zap.DebugLevel)
 	o.Logger = zap.New(core)
@@ -55,6 +59,7 @@ func startClusterWith(t *testing.T, wrap func(*proxiertest.RecordingEngine) prox
 	config, p := clientConfig(t, c.Server), newProxier(t, wrap(c.engine), o.ServiceProxyName)
 	c.proxier, c.link = p, NewLink(LinkOptions{})
 	c.link.Attach(config)
+	tune(config)
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -79,8 +84,6 @@ func clientConfig(t *testing.T, server *apitest.Server) *rest.Config {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config.ContentType = runtime.ContentTypeProtobuf
-	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	return config
 }
 
@@ -175,6 +178,48 @@ func TestRunFollowsAnAPIServer(t *testing.T) {
 		}
 		if n := c.logs.Len(); n != 0 {
 			t.Errorf("log %v, want nothing", c.logs.All())
+		}
+	})
+}
+
+// answers records the content types of what a server answers.
+type answers struct {
+	http.RoundTripper
+
+	mu    sync.Mutex
+	types map[string]bool
+}
+
+// RoundTrip implements http.RoundTripper.
+func (a *answers) RoundTrip(r *http.Request) (*http.Response, error) {
+	answer, err := a.RoundTripper.RoundTrip(r)
+	if err == nil && answer.StatusCode == http.StatusOK {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.types[answer.Header.Get("Content-Type")] = true
+	}
+	return answer, err
+}
+
+// An API server that can answers in protobuf, unless the program asks for JSON.
+func TestAnswersAreProtobuf(t *testing.T) {
+	bothWays(t, func(t *testing.T, o apitest.Options) {
+		o.Protobuf = true
+		for accepted, want := range map[string][]string{
+			"":                      {runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf + ";stream=watch"},
+			runtime.ContentTypeJSON: {runtime.ContentTypeJSON},
+		} {
+			a := &answers{types: map[string]bool{}}
+			tune := func(config *rest.Config) {
+				config.AcceptContentTypes = accepted
+				config.Wrap(func(next http.RoundTripper) http.RoundTripper { a.RoundTripper = next; return a })
+			}
+			c := startClusterWith(t, asItIs, tune, o, Options{}, service("a", "10.96.0.1"), slice("a", "10.244.0.1"))
+			c.mustHold(t, "10.96.0.1=10.244.0.1")
+			c.end()
+			if got := slices.Sorted(maps.Keys(a.types)); len(got) == 0 || slices.ContainsFunc(got, func(kind string) bool { return !slices.Contains(want, kind) }) {
+				t.Errorf("a program that asks for %q gets %q, want %q", accepted, got, want)
+			}
 		}
 	})
 }

@@ -13,6 +13,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
@@ -228,7 +229,7 @@ func TestANodeHasWhatItSays(t *testing.T) {
 			t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
 				t.Parallel()
 				c := &claims{random: rand.New(rand.NewPCG(seed, 22)), was: map[string][]valueAt{}, last: map[string]uint64{}, breaks: 10, slow: newSlowEngine()}
-				c.cluster = startClusterWith(t, c.slow.wrap, o, Options{})
+				c.cluster = startClusterWith(t, c.slow.wrap, func(*rest.Config) {}, o, Options{})
 				for range 10 {
 					for range 40 {
 						c.change(t)

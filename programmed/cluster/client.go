@@ -30,8 +30,7 @@ type Client struct {
 // New returns a Client. It sends nothing yet.
 func New(config *rest.Config) (*Client, error) {
 	config = rest.CopyConfig(config)
-	config.ContentType = runtime.ContentTypeJSON                                            // writes are few and small
-	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON // lists are not
+	config.ContentType = runtime.ContentTypeJSON // writes are few and small
 	clients, err := apiclient.New(config)
 	if err != nil {
 		return nil, fmt.Errorf("create client: %w", err)

@@ -22,7 +22,7 @@ func TestWhatAProgramLinks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, program := range []string{"internal/guard/weight/trackers", "internal/guard/weight/engine", "examples/first", "nodeproxy/cmd/nodeproxy"} {
+	for _, program := range []string{"internal/guard/weight/kubernetes", "internal/guard/weight/trackers", "internal/guard/weight/engine", "examples/first", "nodeproxy/cmd/nodeproxy"} {
 		binary := filepath.Join(t.TempDir(), "program")
 		build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", binary, "../../../"+program)
 		build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64")
