@@ -59,16 +59,11 @@ func (e *Engine) apply(ctx context.Context, update *desired.Update, result *prox
 // dropLost queues the sockets for closing that another program has closed, so that others are
 // opened. Root can close sockets of others, such as with ss -K.
 func (e *Engine) dropLost() {
-	inKernel, err := listening(e.config.NetNS, e.family)
-	if err != nil {
-		e.log.Debug("sockets not compared with those of the kernel", zap.Error(err))
-		return
-	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for name, s := range e.services {
 		for key, socket := range s.sockets {
-			if socket.isLost(inKernel) {
+			if socket.isLost() {
 				e.log.Warn("another program has closed a socket: opening it again", zap.Stringer("service", name), zap.Stringer("address", socket.site.Addr))
 				e.closing = append(e.closing, socket)
 				delete(s.sockets, key)

@@ -97,7 +97,7 @@ func (e *Engine) openTCP(ctx context.Context, s *socket, at Site) (net.Addr, err
 	if err != nil {
 		return nil, err
 	}
-	_, s.ofKernel = l.(syscall.Conn)
+	s.conn = rawConn(l)
 	s.close = func() { _ = l.Close() } // ends accept
 	s.start = func() { serveTCP(ctx, s, l) }
 	return l.Addr(), nil
@@ -108,9 +108,19 @@ func (e *Engine) openUDP(ctx context.Context, s *socket, at Site) (net.Addr, err
 	if err != nil {
 		return nil, err
 	}
-	_, s.ofKernel = c.(syscall.Conn)
+	s.conn = rawConn(c)
 	s.start = func() { serveUDP(ctx, s, c) }
 	return c.LocalAddr(), nil
+}
+
+// rawConn returns the socket of a listener; nil if it has none.
+func rawConn(listener any) syscall.RawConn {
+	if c, ok := listener.(syscall.Conn); ok {
+		if raw, err := c.SyscallConn(); err == nil {
+			return raw
+		}
+	}
+	return nil
 }
 
 func (e *Engine) network(p desired.Protocol) string {

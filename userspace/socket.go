@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -23,7 +24,7 @@ type socket struct {
 	requested netip.AddrPort // site.Addr, with port 0 if the system chose the port
 	family    v1.IPFamily
 	protocol  desired.Protocol
-	ofKernel  bool // not another listener that a hook returned
+	conn      syscall.RawConn // nil for a listener of a hook that is no socket
 	config    *Config
 	log       *zap.Logger
 	balancer  *balancer
@@ -70,10 +71,8 @@ func (s *socket) quit() {
 	})
 }
 
-// isLost reports whether another program has closed the socket; inKernel is nil if that is unknown.
-func (s *socket) isLost(inKernel map[listener]bool) bool {
-	return inKernel != nil && s.ofKernel && !inKernel[listener{s.protocol, s.site.Addr}]
-}
+// isLost reports whether another program has closed the socket.
+func (s *socket) isLost() bool { return s.conn != nil && isLost(s.conn, s.protocol, s.site.Addr) }
 
 // Accepting connections and reading datagrams is retried after a pause, for example when
 // too many files are open. The pause doubles with each error.

@@ -19,10 +19,6 @@ func (e *Engine) Verify(ctx context.Context, update desired.Update) (report prox
 		return report, err
 	}
 	portals := desired.Update{Family: update.Family, Full: true, Globals: update.Globals}
-	inKernel, err := listening(e.config.NetNS, e.family)
-	if err != nil {
-		return report, err
-	}
 	known := map[changetracker.ServicePortName]bool{}
 	for want := range update.Services() {
 		if want.Protocol == desired.SCTP {
@@ -34,14 +30,14 @@ func (e *Engine) Verify(ctx context.Context, update desired.Update) (report prox
 		}
 		known[want.Name] = true
 		s := e.services[want.Name]
-		compareSockets(&report, want.Name, listeners, s, inKernel)
+		compareSockets(&report, want.Name, listeners, s)
 		if s != nil && e.portals != nil {
 			portals.Changes = append(portals.Changes, desired.ChangesTo(e.portalOf(s, want))...)
 		}
 	}
 	for name, s := range e.services {
 		if !known[name] {
-			compareSockets(&report, name, nil, s, inKernel)
+			compareSockets(&report, name, nil, s)
 		}
 	}
 	if e.portals != nil && e.portals.Abilities().Verify != nil {
@@ -55,14 +51,8 @@ func (e *Engine) Verify(ctx context.Context, update desired.Update) (report prox
 	return report, nil
 }
 
-// listener is a socket that accepts clients.
-type listener struct {
-	protocol desired.Protocol
-	addr     netip.AddrPort
-}
-
-// compareSockets compares those of one service port; s may be nil, and inKernel if that is unknown.
-func compareSockets(report *proxier.Verification, name changetracker.ServicePortName, want map[socketKey]policy, s *service, inKernel map[listener]bool) {
+// compareSockets compares the sockets of one service port; s may be nil.
+func compareSockets(report *proxier.Verification, name changetracker.ServicePortName, want map[socketKey]policy, s *service) {
 	var have map[socketKey]*socket
 	if s != nil {
 		have = s.sockets
@@ -82,7 +72,7 @@ func compareSockets(report *proxier.Verification, name changetracker.ServicePort
 		switch {
 		case !wanted:
 			differs(key, proxier.DifferenceUnexpected, socket.site.Addr.String())
-		case socket.isLost(inKernel):
+		case socket.isLost():
 			differs(key, proxier.DifferenceMissing, "") // another program has closed it
 		}
 	}

@@ -11,64 +11,72 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// TestLostSocketsAreOpenedAgain: a socket that another program has closed is missing, at the address of
-// a frontend and at a proxy port, in both IP families. One that a hook returned is not the kernel's.
+// TestVerifyAsksTheKernel: a socket that root has closed is missing, and a full sync opens it again, at the
+// address of a frontend and at a port that the system chose, in both IP families. A UDP socket goes on at the
+// port that it asked for. A listener of a hook that is no socket is never missing.
 func TestVerifyAsksTheKernel(t *testing.T) {
 	t.Parallel()
+	plain := func(c *Config) {
+		var listen net.ListenConfig
+		listen.SetMultipathTCP(false) // which root cannot close
+		c.Hooks.Listen = func(ctx context.Context, at Site) (net.Listener, error) {
+			return listen.Listen(ctx, at.Network, at.Addr.String())
+		}
+	}
+	atFrontends := func(c *Config) { plain(c); c.Place = PlaceFrontends }
+	noSocket := func(c *Config) {
+		plain(c)
+		listen := c.Hooks.Listen
+		c.Hooks.Listen = func(ctx context.Context, at Site) (net.Listener, error) {
+			l, err := listen(ctx, at)
+			return struct{ net.Listener }{l}, err
+		}
+	}
+	vips := map[v1.IPFamily]string{v1.IPv4Protocol: "192.0.2.1", v1.IPv6Protocol: "2001:db8::1"}
 	for what, c := range map[string]struct {
 		protocol v1.Protocol
-		family   v1.IPFamily
 		change   func(*Config)
 		missing  bool
 	}{
-		"TCP":           {v1.ProtocolTCP, v1.IPv4Protocol, nil, true},
-		"UDP":           {v1.ProtocolUDP, v1.IPv4Protocol, nil, true},
-		"TCP over IPv6": {v1.ProtocolTCP, v1.IPv6Protocol, nil, true},
-		"UDP over IPv6": {v1.ProtocolUDP, v1.IPv6Protocol, nil, true},
-		"a hook's": {v1.ProtocolTCP, v1.IPv4Protocol, func(c *Config) {
-			c.Hooks.Listen = func(ctx context.Context, at Site) (net.Listener, error) {
-				l, err := new(net.ListenConfig).Listen(ctx, at.Network, at.Addr.String())
-				return struct{ net.Listener }{l}, err
-			}
-		}, false},
+		"TCP":                  {v1.ProtocolTCP, plain, true},
+		"UDP":                  {v1.ProtocolUDP, plain, true},
+		"TCP at the frontend":  {v1.ProtocolTCP, atFrontends, true},
+		"UDP at the frontend":  {v1.ProtocolUDP, atFrontends, false},
+		"a listener of a hook": {v1.ProtocolTCP, noSocket, false},
 	} {
-		t.Run(what, func(t *testing.T) {
-			t.Parallel()
-			config := Config{}
-			if c.change != nil {
+		for family, vip := range vips {
+			t.Run(what+"/"+string(family), func(t *testing.T) {
+				t.Parallel()
+				ns, vip := netnstest.New(t), netip.MustParseAddr(vip)
+				netnstest.Check(t, ns.AddAddrs("lo", netip.PrefixFrom(vip, vip.BitLen())))
+				config := Config{Config: proxier.Config{NetNS: ns.Path()}}
 				c.change(&config)
-			}
-			e, err := NewEngine(config, c.family, proxier.Deps{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = e.Close() })
-			vip, endpoint := "192.0.2.1", "127.0.0.1"
-			if c.family == v1.IPv6Protocol {
-				vip, endpoint = "2001:db8::1", "::1"
-			}
-			s := servicePort("a", c.protocol, []desired.Frontend{clusterIP(vip, 80)}, netip.AddrPortFrom(netip.MustParseAddr(endpoint), 9))
-			u := desired.Update{Family: c.family, Full: true, Changes: desired.ChangesTo(s)}
-			if result, err := e.Apply(t.Context(), u); err != nil || len(result.Failed) > 0 {
-				t.Fatalf("Apply = %v, %v", result, err)
-			}
-			mustDiffer(t, e, u, false)
-			for _, socket := range e.services[s.Name].sockets {
-				if socket.ofKernel != c.missing {
-					t.Errorf("the socket is the kernel's: %v, want %v", socket.ofKernel, c.missing)
+				e, err := NewEngine(config, family, proxier.Deps{})
+				if err != nil {
+					t.Fatal(err)
 				}
-				socket.close()
-			}
-			mustDiffer(t, e, u, c.missing)
-			if result, err := e.Apply(t.Context(), u); err != nil || len(result.Failed) > 0 {
-				t.Fatalf("Apply = %v, %v", result, err)
-			}
-			mustDiffer(t, e, u, false)
-		})
+				t.Cleanup(func() { _ = e.Close() })
+				s := servicePort("a", c.protocol, []desired.Frontend{clusterIP(vip.String(), 80)}, netip.AddrPortFrom(vip, 9))
+				u := desired.Update{Family: family, Full: true, Changes: desired.ChangesTo(s)}
+				apply := func() {
+					if result, err := e.Apply(t.Context(), u); err != nil || len(result.Failed) > 0 {
+						t.Fatalf("Apply = %v, %v", result, err)
+					}
+					mustDiffer(t, e, u, false)
+				}
+				apply()
+				for _, socket := range e.services[s.Name].sockets {
+					netnstest.Check(t, ns.CloseSocket(strings.ToLower(string(c.protocol)), socket.site.Addr, ""))
+				}
+				mustDiffer(t, e, u, c.missing)
+				apply()
+			})
+		}
 	}
 }
 
@@ -88,23 +96,4 @@ func mustDiffer(t *testing.T, e *Engine, u desired.Update, missing bool) {
 			t.Errorf("difference %+v, want a socket that is missing", d)
 		}
 	}
-}
-
-// TestConnectionsCostNoMemory: a full sync lists the node's sockets, most of which are connections.
-func TestConnectionsCostNoMemory(t *testing.T) {
-	line := []byte("  12: 0100007F:1F90 0100007F:C350 06 00000000:00000000 03:00001770 00000000     0        0 0 3 0000000000000000")
-	if n := testing.AllocsPerRun(100, func() { parseSocket(line, desired.TCP) }); n > 0 {
-		t.Errorf("%v allocations for the line of a connection, want 0", n)
-	}
-}
-
-// FuzzSocketLine: no line of /proc/net/tcp6 makes the parser fail.
-func FuzzSocketLine(f *testing.F) {
-	f.Add("   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1")
-	f.Add("   1: B80D0120000000000000000001000000:0050 00000000000000000000000000000000:0000 0A")
-	f.Fuzz(func(t *testing.T, line string) {
-		if addr, ok := parseSocket([]byte(line), desired.TCP); ok && !addr.IsValid() {
-			t.Errorf("%q: no address", line)
-		}
-	})
 }

@@ -2,12 +2,15 @@ package netns
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"strings"
 	"syscall"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -139,4 +142,42 @@ func setOption(raw syscall.RawConn, level, option int) error {
 		return controlErr
 	}
 	return err
+}
+
+// inetDiagRequest is an inet_diag_req_v2 of linux/inet_diag.h.
+type inetDiagRequest []byte
+
+// Len implements nl.NetlinkRequestData.
+func (r inetDiagRequest) Len() int { return len(r) }
+
+// Serialize implements nl.NetlinkRequestData.
+func (r inetDiagRequest) Serialize() []byte { return r }
+
+// CloseSocket closes a socket of any process that listens at an address, tcp or udp, as ss -K does. A socket
+// that is bound to a device needs its name. The kernel refuses to close one of Multipath TCP.
+func (n *NS) CloseSocket(network string, at netip.AddrPort, device string) error {
+	const size, portAt, addressAt, linkAt, cookieAt = 56, 8, 12, 44, 48
+	request := make(inetDiagRequest, size)
+	request[0], request[1] = unix.AF_INET6, map[string]byte{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP}[network]
+	if at.Addr().Is4() {
+		request[0] = unix.AF_INET
+	}
+	binary.BigEndian.PutUint16(request[portAt:], at.Port())
+	copy(request[addressAt:], at.Addr().AsSlice())
+	binary.NativeEndian.PutUint64(request[cookieAt:], math.MaxUint64) // any
+	return n.Do(func() error {
+		if device != "" {
+			link, err := net.InterfaceByName(device)
+			if err != nil {
+				return err
+			}
+			binary.NativeEndian.PutUint32(request[linkAt:], uint32(link.Index))
+		}
+		r := nl.NewNetlinkRequest(nl.SOCK_DESTROY, unix.NLM_F_ACK)
+		r.AddData(request)
+		if _, err := r.Execute(unix.NETLINK_INET_DIAG, 0); err != nil {
+			return fmt.Errorf("close the %s socket at %v: %w", network, at, err)
+		}
+		return nil
+	})
 }

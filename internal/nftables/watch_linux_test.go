@@ -207,12 +207,17 @@ func TestALoudNeighbourIsNotListenedTo(t *testing.T) {
 	if n := w.family().Damaged; n != 0 {
 		t.Errorf("%d damages, want none: the neighbour has a table of his own", n)
 	}
-	mustNFT(t, w.ns, "flush map ip serviceplane endpoints")
-	poll.Until(t, "repair", func() bool {
-		return canonical(nftOutput(t, w.ns, "list", "table", "ip", "serviceplane")) == intact
+	flushes := 0
+	poll.Until(t, "a change that is noticed: the neighbour may have been loud twice", func() bool {
+		mustNFT(t, w.ns, "flush map ip serviceplane endpoints")
+		flushes++
+		poll.Until(t, "repair", func() bool {
+			return canonical(nftOutput(t, w.ns, "list", "table", "ip", "serviceplane")) == intact
+		})
+		return w.family().Damaged > 0
 	})
-	if n := w.family().Damaged; n != 1 {
-		t.Errorf("%d damages, want the flush", n)
+	if n := w.family().Damaged; n > flushes {
+		t.Errorf("%d damages, want %d flushes or fewer", n, flushes)
 	}
 }
 

@@ -2,10 +2,8 @@ package localhost_test
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -15,9 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink/nl"
 	"go.uber.org/goleak"
-	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
@@ -352,7 +348,7 @@ func TestTheNextProcessHasThePorts(t *testing.T) {
 	next := startIn(t, n.ns)
 	next.OnServiceAdd(service("web", 30080))
 	next.set("web", 2)
-	poll.Until(t, "the next process has the ports", func() bool { return next.Sync(t.Context()) == nil })
+	poll.Until(t, "the next process has the ports", func() bool { return proxiertest.Sync(t.Context(), next) == nil })
 	next.mustServe(t, 30080, "2")
 	if _, err := flow.Ask(t.Context()); err != nil {
 		t.Errorf("the connection does not linger: %v", err)
@@ -367,33 +363,12 @@ func TestASocketThatRootHasClosedIsOpenedAgain(t *testing.T) {
 	n.set("web", 1)
 	n.sync(t)
 	n.mustServe(t, 30080, "1")
-	netnstest.Check(t, n.ns.Do(func() error { return destroy(30080) }))
+	netnstest.Check(t, n.ns.CloseSocket("tcp", netip.MustParseAddrPort("127.0.0.1:30080"), "lo"))
 	if _, err := netns.Ask(t.Context(), n.ns, "tcp", netip.MustParseAddrPort("127.0.0.1:30080"), netns.AskOptions{}); !isRefused(err) {
 		t.Fatalf("a client of the closed socket: %v, want it refused", err)
 	}
 	n.sync(t)
 	n.mustServe(t, 30080, "1")
-}
-
-// listenerAtLocalhost is an inet_diag_req_v2 of linux/inet_diag.h.
-type listenerAtLocalhost []byte
-
-func (l listenerAtLocalhost) Len() int          { return len(l) }
-func (l listenerAtLocalhost) Serialize() []byte { return l }
-
-// destroy closes the TCP socket that listens at 127.0.0.1 and is bound to lo.
-func destroy(port uint16) error {
-	const size, portAt, addressAt, linkAt, cookieAt = 56, 8, 12, 44, 48
-	l := make(listenerAtLocalhost, size)
-	l[0], l[1] = unix.AF_INET, unix.IPPROTO_TCP
-	binary.BigEndian.PutUint16(l[portAt:], port)
-	copy(l[addressAt:], []byte{127, 0, 0, 1})
-	binary.NativeEndian.PutUint32(l[linkAt:], 1)                // lo
-	binary.NativeEndian.PutUint64(l[cookieAt:], math.MaxUint64) // any
-	r := nl.NewNetlinkRequest(nl.SOCK_DESTROY, unix.NLM_F_ACK)
-	r.AddData(l)
-	_, err := r.Execute(unix.NETLINK_INET_DIAG, 0)
-	return err
 }
 
 // TestManyNodePorts: 2,000 node ports at localhost cost one descriptor each and no full sync.
