@@ -142,7 +142,7 @@ func (e *Engine) setService(ctx context.Context, want *desired.Service, listener
 	s := e.services[want.Name]
 	if s == nil {
 		s = &service{
-			balancer: newBalancer(&e.affinityShare), counts: &counts{}, drainer: newDrainer(e.config.Drain),
+			balancer: newBalancer(&e.affinityShare), drainer: newDrainer(e.config.Drain),
 			sockets: map[socketKey]*socket{}, reservations: reservations{},
 		}
 		e.mu.Lock()
@@ -151,14 +151,16 @@ func (e *Engine) setService(ctx context.Context, want *desired.Service, listener
 	}
 	s.balancer.update(want)
 	s.drainer.update(func(endpoint netip.AddrPort) bool { return !s.balancer.serves(endpoint) }, goneFrom(want))
-	var errs []error
+	var err error
 	if e.portals != nil {
-		errs = append(errs, e.reserve(s, want))
+		err = e.reserve(s, want)
 	}
 	for key, p := range listeners {
-		errs = append(errs, e.setSocket(ctx, want, s, key, &p))
+		if socketErr := e.setSocket(ctx, want, s, key, &p); socketErr != nil {
+			err = errors.Join(err, socketErr)
+		}
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 // goneFrom tells which endpoints are gone for good, nil if connections to them do not end.

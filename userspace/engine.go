@@ -56,7 +56,7 @@ type Engine struct {
 // service is one service port.
 type service struct {
 	balancer     *balancer
-	counts       *counts
+	counts       counts
 	drainer      *drainer
 	sockets      map[socketKey]*socket
 	reservations reservations

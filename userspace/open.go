@@ -9,11 +9,9 @@ import (
 	"syscall"
 	"time"
 
-	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/internal/namespace"
 )
 
 // open opens a socket, inside Config.NetNS: see setServices. It adds the address first if necessary.
@@ -69,10 +67,9 @@ func isTaken(err error) bool {
 func (e *Engine) openExactly(want *desired.Service, s *service, site Site) (*socket, error) {
 	ctx, stop := context.WithCancel(e.connCtx)
 	socket := &socket{
-		requested: site.Addr, config: &e.config, family: e.family, protocol: want.Protocol, balancer: s.balancer, counts: s.counts, drainer: s.drainer,
+		requested: site.Addr, config: &e.config, family: e.family, protocol: want.Protocol, balancer: s.balancer, counts: &s.counts, drainer: s.drainer,
 		connCtx: e.connCtx, running: &e.running, workers: &e.workers, buffers: &e.buffers, stop: stop, changed: func() {}, observe: e.observe, goal: &e.goal, refuse: e.refuser.refuse,
-		log:    e.log.With(zap.Stringer("service", want.Name), zap.Stringer("role", site.Role)),
-		inside: func(f func() error) error { return namespace.Visit(e.config.NetNS, f) },
+		log: e.log, inside: e.refuser.inside,
 	}
 	var bound net.Addr
 	e.config.Budget.listen(1)

@@ -75,7 +75,7 @@ func (e *Engine) portalUpdate(update *desired.Update, failed map[changetracker.S
 // some. They also reject packets to the proxy ports themselves, which would bypass
 // policies and source ranges.
 func (e *Engine) portalOf(s *service, want *desired.Service) *desired.Service {
-	p := &desired.Service{Name: want.Name, Protocol: want.Protocol, Port: want.Port}
+	p := &desired.Service{Name: want.Name, Protocol: want.Protocol, Port: want.Port, Frontends: make([]desired.Frontend, 0, len(s.sockets)+len(want.Frontends))}
 	waits := e.config.Hooks.Activate != nil && slices.ContainsFunc(want.Frontends, func(f desired.Frontend) bool { return f.Action == desired.Reject })
 	for key, socket := range s.sockets {
 		at := socket.site.Addr

@@ -56,7 +56,7 @@ func TestIdleConnectionsAreHeld(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	counts := e.services[webName(v1.ProtocolTCP)].counts
+	counts := &e.services[webName(v1.ProtocolTCP)].counts
 	poll.Until(t, "all are open", func() bool { return counts.Open.Load() == int64(connections) })
 	var failed atomic.Int64
 	parallel(connections, 32, func(i int) {
@@ -99,7 +99,7 @@ func TestShortConnectionsLeaveNothing(t *testing.T) {
 	e := engine(t)
 	apply(t, e, web(v1.ProtocolTCP, hello))
 	to := at(t, e, RoleInternal).String()
-	open := e.services[webName(v1.ProtocolTCP)].counts
+	open := &e.services[webName(v1.ProtocolTCP)].counts
 	quiet := func() {
 		t.Helper()
 		poll.Until(t, "all have ended", func() bool { return open.Open.Load() == 0 })

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/connection"
@@ -106,10 +107,17 @@ func (s *socket) take(client netip.Addr, n int, replace bool, end func()) *lease
 	l, logNow := s.config.Budget.take(s.site.Name, client, n, replace, end)
 	if logNow {
 		d := s.config.Budget.Descriptors()
-		s.log.Warn("no descriptors left for clients, refusing or ending some: raise the limit of open files, or check the clients of the service port with the most descriptors",
+		s.say(zap.WarnLevel, "no descriptors left for clients, refusing or ending some: raise the limit of open files, or check the clients of the service port with the most descriptors",
 			zap.Int("used", d.Used), zap.Int("limit", d.Limit), zap.Stringer("most", d.Most), zap.Int("mostUsed", d.MostUsed))
 	}
 	return l
+}
+
+// say logs with the names of the service port and of the socket's role.
+func (s *socket) say(level zapcore.Level, message string, fields ...zap.Field) {
+	if entry := s.log.Check(level, message); entry != nil {
+		entry.Write(append([]zap.Field{zap.Stringer("service", s.site.Name), zap.Stringer("role", s.site.Role)}, fields...)...)
+	}
 }
 
 // counts are the counters of a service port.
@@ -132,7 +140,7 @@ func (s *socket) ended(r *connection.Report) {
 	s.counts.Open.Add(-1)
 	if r.Endpoint == (netip.AddrPort{}) {
 		s.counts.Refused.Add(1)
-		s.log.Debug("connection not served", zap.Stringer("client", r.Client), zap.Error(r.Err))
+		s.say(zap.DebugLevel, "connection not served", zap.Stringer("client", r.Client), zap.Error(r.Err))
 	} else {
 		s.balancer.closes(r.Endpoint)
 	}

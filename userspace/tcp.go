@@ -43,7 +43,7 @@ func (t *tcpSocket) accept(ctx context.Context) {
 		conn, err := t.listener.Accept()
 		if err == nil {
 			if pause != firstPause {
-				t.log.Info("connections are accepted again")
+				t.say(zap.InfoLevel, "connections are accepted again")
 			}
 			pause = firstPause
 			t.admit(ctx, conn)
@@ -54,7 +54,7 @@ func (t *tcpSocket) accept(ctx context.Context) {
 			return
 		}
 		if pause == firstPause { // said once
-			t.log.Warn("connections are not accepted: trying again", zap.Error(err), zap.Duration("longestPause", longestPause))
+			t.say(zap.WarnLevel, "connections are not accepted: trying again", zap.Error(err), zap.Duration("longestPause", longestPause))
 		}
 		select {
 		case <-time.After(pause):

@@ -75,7 +75,7 @@ func (u *udpSocket) loop(ctx context.Context) {
 		if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 			return
 		}
-		u.log.Debug("read datagram: trying again", zap.Error(err), zap.Duration("pause", pause))
+		u.say(zap.DebugLevel, "read datagram: trying again", zap.Error(err), zap.Duration("pause", pause))
 		select {
 		case <-time.After(pause):
 			pause = min(2*pause, longestPause)
