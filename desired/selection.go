@@ -44,48 +44,70 @@ func (r *Resolver) take(s *Service, state *changetracker.State, since taken) tak
 	clusterEnds, localEnds := choice.Terminating()
 	inCluster := func(*changetracker.Endpoint) bool { return false }
 	inLocal := inCluster
+	lists := make([]list, 0, 5)
 	if s.Port.UsesClusterEndpoints() {
 		inCluster, s.Terminating = choice.Cluster, clusterEnds
-		s.Cluster, s.ClusterWeights = was.Cluster.follow(&since.choice, choice, cluster, inCluster), weights(choice, inCluster)
+		lists = append(lists, list{to: &s.Cluster, was: was.Cluster, size: cluster, has: inCluster})
+		s.ClusterWeights = weights(choice, inCluster)
 	}
 	if s.Port.UsesLocalEndpoints() {
 		inLocal, s.Terminating = choice.Local, s.Terminating || localEnds
-		s.Local, s.LocalWeights = was.Local.follow(&since.choice, choice, local, inLocal), weights(choice, inLocal)
+		lists = append(lists, list{to: &s.Local, was: was.Local, size: local, has: inLocal})
+		s.LocalWeights = weights(choice, inLocal)
 	}
-	if s.Serving = s.Cluster; s.Cluster.Len() < all {
-		s.Serving = was.Serving.follow(&since.choice, choice, all, serves)
+	servingIsCluster := s.Port.UsesClusterEndpoints() && cluster == all
+	if !servingIsCluster {
+		lists = append(lists, list{to: &s.Serving, was: was.Serving, size: all, has: serves})
 	}
 	if s.EndsConnections() {
-		s.Listed = was.Listed.follow(&since.choice, choice, all, func(*changetracker.Endpoint) bool { return true })
+		lists = append(lists, list{to: &s.Listed, was: was.Listed, size: all, has: func(*changetracker.Endpoint) bool { return true }})
 	}
-	t.here = since.here.follow(&since.choice, choice, 0, func(e *changetracker.Endpoint) bool { return r.mayBeHere(e) && (inCluster(e) || inLocal(e)) })
+	lists = append(lists, list{to: &t.here, was: since.here, has: func(e *changetracker.Endpoint) bool { return r.mayBeHere(e) && (inCluster(e) || inLocal(e)) }})
+	follow(&since.choice, choice, lists)
+	if servingIsCluster {
+		s.Serving = s.Cluster
+	}
 	if s.OnNode = was.OnNode; !t.here.list.Same(&since.here.list) {
 		s.OnNode = t.here.hosts()
 	}
 	return t
 }
 
-// follow is a list that had some endpoints of a Choice, for a later Choice.
-func (e Endpoints) follow(since, now *changetracker.Choice, size int, has func(*changetracker.Endpoint) bool) Endpoints {
-	var edits []sorted.Edit[netip.AddrPort]
-	var first []netip.AddrPort // if e is empty
+// list is a list of some endpoints of a Choice.
+type list struct {
+	to    *Endpoints
+	was   Endpoints // for an earlier Choice
+	size  int       // of a new one
+	has   func(*changetracker.Endpoint) bool
+	first []netip.AddrPort              // if was is empty
+	edits []sorted.Edit[netip.AddrPort] // otherwise
+}
+
+// follow sets lists for a Choice from those for an earlier one.
+func follow(since, now *changetracker.Choice, lists []list) {
 	now.Changes(since, func(before, after *changetracker.Endpoint) {
-		was, is := before != nil && has(before), after != nil && has(after)
-		switch {
-		case was == is:
-		case e.Len() > 0:
-			edits = append(edits, sorted.Edit[netip.AddrPort]{Item: cmp.Or(before, after).Addr, Remove: was})
-		default:
-			if first == nil {
-				first = make([]netip.AddrPort, 0, size)
+		for i := range lists {
+			l := &lists[i]
+			was, is := before != nil && l.has(before), after != nil && l.has(after)
+			switch {
+			case was == is:
+			case l.was.Len() > 0:
+				l.edits = append(l.edits, sorted.Edit[netip.AddrPort]{Item: cmp.Or(before, after).Addr, Remove: was})
+			default:
+				if l.first == nil {
+					l.first = make([]netip.AddrPort, 0, l.size)
+				}
+				l.first = append(l.first, after.Addr)
 			}
-			first = append(first, after.Addr)
 		}
 	})
-	if e.Len() == 0 {
-		return endpointsOf(first)
+	for i := range lists {
+		if l := &lists[i]; l.was.Len() > 0 {
+			*l.to = Endpoints{l.was.list.With(l.edits, compareAddrs)}
+		} else {
+			*l.to = endpointsOf(l.first)
+		}
 	}
-	return Endpoints{e.list.With(edits, compareAddrs)}
 }
 
 // hosts returns the addresses without ports, each once.

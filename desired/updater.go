@@ -12,7 +12,7 @@ import (
 )
 
 // manyEndpoints is how many a service port must have to be resolved from its previous version.
-const manyEndpoints = 128
+const manyEndpoints = 64
 
 // Updater makes Updates from the Steps of a Tracker, for one engine and IP family. Call Next
 // with each Step, and then Done, unless nothing of the Update counts as programmed: the next
