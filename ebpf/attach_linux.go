@@ -1,9 +1,6 @@
 package ebpf
 
 import (
-	"crypto/sha256"
-	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -199,11 +196,11 @@ func (p *programs) change(do func() error) error {
 func (p *programs) activate(m *tables) error {
 	used := m.named()
 	maps.Copy(used, p.shared)
-	digest, err := p.digest(used)
+	name, err := digest("sockets", addrLenOf(p.family), p.settings, used)
 	if err != nil {
 		return err
 	}
-	dir := filepath.Join(p.dir, "links-"+digest)
+	dir := filepath.Join(p.dir, "links-"+name)
 	wanted, err := p.wantedLinks()
 	if err != nil {
 		return err
@@ -242,9 +239,9 @@ func (p *programs) load(dir string, wanted map[string]wantedLink, used map[strin
 		return !is
 	})
 	for name, value := range map[string]any{
-		sockets4VarNodeCookie: p.settings.nodeCookie, sockets4VarOnlyListed: p.settings.onlyListed,
-		sockets4VarUseNamespaces: p.settings.useNamespaces, sockets4VarRealPeer: p.settings.realPeer,
-		sockets4VarTranslateUdp: p.settings.udp,
+		"node_cookie": p.settings.nodeCookie, "only_listed": p.settings.onlyListed,
+		"use_namespaces": p.settings.useNamespaces, "real_peer": p.settings.realPeer,
+		"translate_udp": p.settings.udp,
 	} {
 		if b, is := value.(bool); is {
 			value = map[bool]uint8{true: 1}[b]
@@ -259,26 +256,6 @@ func (p *programs) load(dir string, wanted map[string]wantedLink, used map[strin
 	}
 	defer bpfx.CloseCollection(loaded)
 	return p.attach(dir, wanted, loaded)
-}
-
-// digest names what the programs are.
-func (p *programs) digest(used map[string]*ebpf.Map) (string, error) {
-	sum := sha256.New()
-	if p.family == v1.IPv6Protocol {
-		sum.Write(_Sockets6Bytes)
-	} else {
-		sum.Write(_Sockets4Bytes)
-	}
-	_, _ = fmt.Fprintf(sum, "%+v", p.settings) // a hash never fails
-	for _, name := range slices.Sorted(maps.Keys(used)) {
-		info, err := used[name].Info()
-		if err != nil {
-			return "", fmt.Errorf("read what map %s is: %w", name, err)
-		}
-		id, _ := info.ID()
-		_ = binary.Write(sum, binary.NativeEndian, uint32(id))
-	}
-	return hex.EncodeToString(sum.Sum(nil)[:8]), nil
 }
 
 // wantedLink is a link that should exist.

@@ -126,10 +126,7 @@ func (d *datagrams) load(peers *ebpf.Map) error {
 }
 
 func loadStale(addrLen int) (*ebpf.Collection, error) {
-	objects, err := loadStale4()
-	if addrLen == 16 {
-		objects, err = loadStale6()
-	}
+	objects, err := loadObject("stale", addrLen)
 	if err != nil {
 		return nil, err
 	}
@@ -374,7 +371,7 @@ func parseConnected(b []byte, addrLen int) (all []connected, err error) {
 
 // stale returns the sockets to end.
 func (d *datagrams) stale() ([]connected, error) {
-	raw, err := iterate(d.loaded.Programs[stale4ProgFind], d.peers)
+	raw, err := iterate(d.loaded.Programs["find"], d.peers)
 	if err != nil {
 		return nil, fmt.Errorf("list UDP sockets: %w", err)
 	}
@@ -421,7 +418,7 @@ func (d *datagrams) end(ctx context.Context, stale []connected, message string) 
 			left = append(left, sockets...)
 			continue
 		}
-		for part := range slices.Chunk(sockets, int(d.loaded.Maps[stale4MapDoomed].MaxEntries())) {
+		for part := range slices.Chunk(sockets, int(d.loaded.Maps["doomed"].MaxEntries())) {
 			if err := ctx.Err(); err != nil {
 				return left, err
 			}
@@ -459,13 +456,13 @@ func (d *datagrams) pathsOf(wanted map[uint64][]connected) (map[uint64]string, e
 
 // endIn ends sockets of one network namespace.
 func (d *datagrams) endIn(path string, sockets []connected) (ended int, err error) {
-	doomed := d.loaded.Maps[stale4MapDoomed]
+	doomed := d.loaded.Maps["doomed"]
 	for _, c := range sockets {
 		value := binary.BigEndian.AppendUint16(c.endpoint.Addr().AsSlice(), c.endpoint.Port()) // and whether it has ended
 		err = errors.Join(err, doomed.Put(c.cookie, append(value, 0, 0)))
 	}
 	err = errors.Join(err, namespace.Visit(path, func() error {
-		_, err := iterate(d.loaded.Programs[stale4ProgDestroy], nil)
+		_, err := iterate(d.loaded.Programs["destroy"], nil)
 		return err
 	}))
 	for _, c := range sockets {

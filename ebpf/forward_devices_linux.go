@@ -99,7 +99,7 @@ func (f *forwarder) followDevices() (writes int, err error) {
 	}
 	for index := range flags {
 		if _, stays := wanted[index]; !stays {
-			if err := f.maps[forward4MapDevices].Delete(uint32(index)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			if err := f.maps[mapDevices].Delete(uint32(index)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 				errs = append(errs, fmt.Errorf("remove a device: %w", err))
 			}
 			writes++
@@ -113,7 +113,7 @@ func isGone(err error) bool { return errors.Is(err, unix.ENODEV) || errors.Is(er
 
 func (f *forwarder) addDevice(index int, c chosen, attached map[int]ebpf.ProgramID, flags map[int]uint32) (writes int, err error) {
 	if have, there := flags[index]; !there || have != c.flags {
-		if err := f.maps[forward4MapDevices].Put(uint32(index), c.flags); err != nil {
+		if err := f.maps[mapDevices].Put(uint32(index), c.flags); err != nil {
 			return 0, fmt.Errorf("add a device: %w", err)
 		}
 		writes++
@@ -131,7 +131,7 @@ func (f *forwarder) addDevice(index int, c chosen, attached map[int]ebpf.Program
 func (f *forwarder) deviceFlags() (map[int]uint32, error) {
 	all := map[int]uint32{}
 	var index, flags uint32
-	each := f.maps[forward4MapDevices].Iterate()
+	each := f.maps[mapDevices].Iterate()
 	for each.Next(&index, &flags) {
 		all[int(index)] = flags
 	}

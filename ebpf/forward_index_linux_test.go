@@ -109,12 +109,12 @@ func TestAFailedFlowIsWrittenLater(t *testing.T) {
 	t.Parallel()
 	netnstest.New(t) // or the test is skipped
 	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
-		for _, refuses := range []string{forward4MapFlows, forward4MapPorts} {
+		for _, refuses := range []string{mapFlows, mapPorts} {
 			f := newForwarder(Config{}, family, zap.NewNop())
-			objects, err := f.spec()
+			objects, err := loadObject("forward", addrLenOf(f.family))
 			netnstest.Check(t, err)
 			f.index, f.held, f.maps, f.program = newFlowIndex(), map[flowKey]bool{}, map[string]*ebpf.Map{}, new(ebpf.Program)
-			for _, name := range []string{forward4MapFlows, forward4MapPorts} {
+			for _, name := range []string{mapFlows, mapPorts} {
 				f.maps[name], err = ebpf.NewMap(objects.Maps[name])
 				netnstest.Check(t, err)
 			}
@@ -137,7 +137,7 @@ func TestAFailedFlowIsWrittenLater(t *testing.T) {
 					t.Errorf("%s, %s: the kernel has %v, want %v; missed %v", family, refuses, has, need, f.missed)
 				}
 			}
-			closeMaps([]*ebpf.Map{f.maps[forward4MapFlows], f.maps[forward4MapPorts]})
+			closeMaps([]*ebpf.Map{f.maps[mapFlows], f.maps[mapPorts]})
 		}
 	}
 }

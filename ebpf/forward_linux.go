@@ -3,9 +3,7 @@ package ebpf
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
 	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -148,7 +146,7 @@ func (f *forwarder) open() (err error) {
 	if err := errors.Join(f.closeProgram(), privileged(unix.CAP_BPF, unix.CAP_PERFMON)); err != nil {
 		return err
 	}
-	objects, err := f.spec()
+	objects, err := loadObject("forward", addrLenOf(f.family))
 	if err != nil {
 		return err
 	}
@@ -180,16 +178,15 @@ func (f *forwarder) open() (err error) {
 	return f.read()
 }
 
-func (f *forwarder) spec() (*ebpf.CollectionSpec, error) {
-	if f.family == v1.IPv6Protocol {
-		return loadForward6()
-	}
-	return loadForward4()
-}
+// The names of maps in forward.c.
+const (
+	mapFlows     = "flows"
+	mapPorts     = "ports"
+	mapDevices   = "devices"
+	mapForwarded = "forwarded"
+)
 
-func forwardMaps() []string {
-	return []string{forward4MapFlows, forward4MapPorts, forward4MapDevices, forward4MapForwarded}
-}
+func forwardMaps() []string { return []string{mapFlows, mapPorts, mapDevices, mapForwarded} }
 
 func (f *forwarder) openMaps(objects *ebpf.CollectionSpec) error {
 	opened := map[string]*ebpf.Map{}
@@ -243,11 +240,11 @@ func (f *forwarder) settings() (s forwardSettings, err error) {
 
 // openProgram opens the pinned program, or loads and pins it.
 func (f *forwarder) openProgram(objects *ebpf.CollectionSpec, settings forwardSettings) error {
-	digest, err := f.digest(settings)
+	name, err := digest("forward", addrLenOf(f.family), settings, f.maps)
 	if err != nil {
 		return err
 	}
-	path := filepath.Join(f.dir(), "program-"+digest)
+	path := filepath.Join(f.dir(), "program-"+name)
 	program, err := ebpf.LoadPinnedProgram(path, nil)
 	if err != nil {
 		if program, err = f.load(objects, settings); err != nil {
@@ -278,28 +275,9 @@ func (f *forwarder) removePrograms(except string) error {
 	return err
 }
 
-func (f *forwarder) digest(settings forwardSettings) (string, error) {
-	sum := sha256.New()
-	if f.family == v1.IPv6Protocol {
-		sum.Write(_Forward6Bytes)
-	} else {
-		sum.Write(_Forward4Bytes)
-	}
-	_, _ = fmt.Fprintf(sum, "%+v", settings) // a hash never fails
-	for _, name := range forwardMaps() {
-		info, err := f.maps[name].Info()
-		if err != nil {
-			return "", fmt.Errorf("read what map %s is: %w", name, err)
-		}
-		id, _ := info.ID()
-		_ = binary.Write(sum, binary.NativeEndian, uint32(id))
-	}
-	return hex.EncodeToString(sum.Sum(nil)[:8]), nil
-}
-
 func (f *forwarder) load(objects *ebpf.CollectionSpec, s forwardSettings) (*ebpf.Program, error) {
 	for name, value := range map[string]any{
-		forward4VarTcpTimeout: s.tcp, forward4VarTcpCloseTimeout: s.tcpClose, forward4VarUdpTimeout: s.udp, forward4VarWithTcp: s.withTCP,
+		"tcp_timeout": s.tcp, "tcp_close_timeout": s.tcpClose, "udp_timeout": s.udp, "with_tcp": s.withTCP,
 	} {
 		if err := objects.Variables[name].Set(value); err != nil {
 			return nil, fmt.Errorf("set %s of the program: %w", name, err)
@@ -320,15 +298,15 @@ func (f *forwarder) load(objects *ebpf.CollectionSpec, s forwardSettings) (*ebpf
 // read reads what the maps have.
 func (f *forwarder) read() error {
 	f.held = map[flowKey]bool{}
-	key, value := make([]byte, f.maps[forward4MapFlows].KeySize()), uint32(0)
-	each := f.maps[forward4MapFlows].Iterate()
+	key, value := make([]byte, f.maps[mapFlows].KeySize()), uint32(0)
+	each := f.maps[mapFlows].Iterate()
 	for each.Next(&key, &value) {
 		f.held[parseFlowKey(key)] = true
 	}
 	err := each.Err()
 	for i := range f.words {
 		if err == nil {
-			err = f.maps[forward4MapPorts].Lookup(uint32(i), &f.words[i])
+			err = f.maps[mapPorts].Lookup(uint32(i), &f.words[i])
 		}
 	}
 	if err != nil {
@@ -430,7 +408,7 @@ func (f *forwarder) inKernel() (have flowNeed) {
 }
 
 func (f *forwarder) writeFlow(k flowKey, wanted bool) error {
-	flows := f.maps[forward4MapFlows]
+	flows := f.maps[mapFlows]
 	if wanted {
 		if err := flows.Put(k.bytes(), asksFor); err != nil {
 			return fmt.Errorf("add %v to the flows: %w", k.to, err)
@@ -463,7 +441,7 @@ func (f *forwarder) writePorts(touched []uint16) (writes int, err error) {
 		if word == f.words[i] {
 			continue
 		}
-		if err := f.maps[forward4MapPorts].Put(uint32(i), word); err != nil {
+		if err := f.maps[mapPorts].Put(uint32(i), word); err != nil {
 			return writes, fmt.Errorf("write the ports of the flows: %w", err)
 		}
 		f.words[i] = word
@@ -481,7 +459,7 @@ func (f *forwarder) counts() (c ForwardCounts, err error) {
 	}
 	for what, to := range []*uint64{&c.Packets, &c.ToPeer} { // as in forward.c
 		var perCPU []uint64
-		if err := f.maps[forward4MapForwarded].Lookup(uint32(what), &perCPU); err != nil {
+		if err := f.maps[mapForwarded].Lookup(uint32(what), &perCPU); err != nil {
 			return ForwardCounts{}, fmt.Errorf("read the counts of the fast path: %w", err)
 		}
 		for _, n := range perCPU {

@@ -20,15 +20,15 @@ import (
 	"github.com/serviceplane/serviceplane/internal/bpfx"
 )
 
-// The names in sockets.c.
+// The names of maps in sockets.c.
 const (
-	mapFrontends  = sockets4MapFrontends
-	mapServices   = sockets4MapServices
-	mapEndpoints  = sockets4MapEndpoints
-	mapPeers      = sockets4MapPeers
-	mapDatagrams  = sockets4MapDatagrams
-	mapNamespaces = sockets4MapNamespaces
-	mapCounts     = sockets4MapCounts
+	mapFrontends  = "frontends"
+	mapServices   = "services"
+	mapEndpoints  = "endpoints"
+	mapPeers      = "peers"
+	mapDatagrams  = "datagrams"
+	mapNamespaces = "namespaces"
+	mapCounts     = "counts"
 )
 
 // tables are the maps of one IP family that a layer fills. The arrays are mapped into this process: a
@@ -42,10 +42,7 @@ type tables struct {
 
 // spec is the compiled object of a family.
 func spec(family v1.IPFamily) (*ebpf.CollectionSpec, error) {
-	if family == v1.IPv6Protocol {
-		return loadSockets6()
-	}
-	return loadSockets4()
+	return loadObject("sockets", addrLenOf(family))
 }
 
 func addrLenOf(family v1.IPFamily) int {

@@ -116,7 +116,6 @@ fi
   bench ./internal/packetcost '^BenchmarkPackets$' -benchtime=1x
   bench ./ebpf '^BenchmarkSockets$' -benchtime=1x
   bench ./ebpf '^BenchmarkForward$' -benchtime=1x -count=3
-  bench ./internal/decide '^BenchmarkDecide$' -benchtime=1x -count=3
   if [ "${1:-}" != -write ]; then # what no table shows
     bench ./iptables '^BenchmarkTargets$/./^kube-proxy$' -benchtime=1x
     bench ./iptables '^BenchmarkTargets$/^legacy$/^serviceplane$/^N=10000$' -benchtime=1x

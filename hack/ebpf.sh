@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Compiles the BPF programs of package ebpf, and of the study internal/decide, for both byte orders, into files that are
-# committed: who builds the package needs Go only. Debian's clang 14 gives everybody the
-# same bytes. With -check it fails if they are not those of the repository.
+# Compiles the BPF programs of package ebpf for little-endian machines into files that are committed: who
+# builds the package needs Go only. Debian's clang 14 gives everybody the same bytes. With -check it fails if
+# they are not those of the repository.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=hack/tools.sh
@@ -12,22 +12,22 @@ need_apt llvm-strip-14 llvm-14
 [ -e /usr/include/bpf/bpf_helpers.h ] || install_apt libbpf-dev
 [ -e /usr/include/linux/bpf.h ] || install_apt linux-libc-dev
 
-# compile PACKAGE NAME SOURCE FLAG…
+# compile OBJECT SOURCE FLAG…
 compile() {
-  local package="$1" name="$2" source="$3"
-  shift 3
-  (cd "$package" && GOPACKAGE="$(basename "$package")" go run github.com/cilium/ebpf/cmd/bpf2go \
-    -cc clang-14 -strip llvm-strip-14 -target bpfel,bpfeb -tags linux \
-    -cflags "-O2 -g -Wall -Werror -I/usr/include/$(uname -m)-linux-gnu $*" "$name" "$source")
+  local object="$1" source="$2"
+  shift 2
+  clang-14 -target bpfel -O2 -g -Wall -Werror -fno-ident -fdebug-compilation-dir . -mcpu=v1 "$@" \
+    -I"/usr/include/$(uname -m)-linux-gnu" -c "$source" -o "$object"
+  llvm-strip-14 -g "$object"
 }
 
-compile ebpf sockets4 bpf/sockets.c
-compile ebpf sockets6 bpf/sockets.c -DIPV6
-compile ebpf forward4 bpf/forward.c && compile ebpf forward6 bpf/forward.c -DIPV6
-compile internal/decide decide bpf/decide.c && rm internal/decide/decide_bpf*.go # only its test uses the programs
-compile ebpf stale4 bpf/stale.c && compile ebpf stale6 bpf/stale.c -DIPV6
-if [ "${1:-}" = -check ] && [ -n "$(git status --porcelain -- ebpf internal/decide)" ]; then
-  git status --short -- ebpf internal/decide
+cd ebpf
+for source in sockets forward stale; do
+  compile "${source}4.o" "bpf/$source.c"
+  compile "${source}6.o" "bpf/$source.c" -DIPV6
+done
+if [ "${1:-}" = -check ] && [ -n "$(git status --porcelain -- .)" ]; then
+  git status --short -- .
   echo 'the compiled programs are not those of the source: commit what hack/ebpf.sh has made'
   exit 1
 fi

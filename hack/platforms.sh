@@ -16,3 +16,4 @@ GOOS=darwin go vet ./... ./nodeproxy/...
 (cd examples/gateway && GOWORK=off GOOS=darwin go vet ./...)
 GOOS=windows go vet "${portable[@]}"
 GOOS=linux GOARCH=arm64 go vet ./nftables ./internal/nftables ./iptables ./ipvs ./conntrack ./userspace
+GOOS=linux GOARCH=s390x go vet ./ebpf # big-endian: no programs

@@ -51,10 +51,10 @@ func (e *Engine) begin(l layout, trusted bool) map[changetracker.ServicePortName
 	}
 	e.state = state{
 		layout:        l,
-		placed:        map[changetracker.ServicePortName]*placed{},
+		placed:        make(map[changetracker.ServicePortName]*placed, len(hints)),
 		affinity:      affinity,
 		classes:       newClassTable(),
-		frontends:     frontendSets{},
+		frontends:     make(frontendSets, len(hints)),
 		clusterIPs:    newRefCounts(setClusterIPs, clusterIPKey),
 		hairpins:      newRefCounts(setHairpin, hairpinKey),
 		healthPorts:   newRefCounts(setHealthPorts, healthPortKey),

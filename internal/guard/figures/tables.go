@@ -186,16 +186,6 @@ var tables = []table{ // read-only
 		rows: []row{{what: "a datagram of an established flow", benchmark: "ebpf.BenchmarkForward"}},
 	},
 	{
-		name: "decided", about: "IPv4, without the price of the frame",
-		columns: []column{{"a flow that begins", "", []string{"*-begins-ns/packet"}}, {"a packet of an open flow", "", []string{"*-open-ns/packet"}}},
-		rows: []row{
-			{what: "the rules of nftables decide", benchmark: "internal/decide.BenchmarkDecide", unit: "rules"},
-			{what: "the program decides, rules know no Service", benchmark: "internal/decide.BenchmarkDecide", unit: "decide"},
-			{what: "no Service", benchmark: "internal/decide.BenchmarkDecide", unit: "routed"},
-			{what: "no Service, with the program", benchmark: "internal/decide.BenchmarkDecide", unit: "routed-with-program"},
-		},
-	},
-	{
 		name: "proxies", about: "userspace",
 		columns: []column{
 			{"no proxy", "", []string{"direct-*"}},

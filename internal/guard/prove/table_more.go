@@ -15,7 +15,7 @@ func races() (some []proof) {
 		{"examples", "the examples", 25, []string{"./examples/...", "./nodeproxy", "./docs"}},
 		{"rest", "other packages with a kernel", 25, []string{
 			"./canary/...", "./conntrack", "./endpointhealth", "./hybrid", "./nodedeps", "./packettrace", "./proxier", "./proxiertest",
-			"./internal/allpackets", "./internal/chaos", "./internal/coexistence", "./internal/decide", "./internal/growth", "./internal/guard",
+			"./internal/allpackets", "./internal/chaos", "./internal/coexistence", "./internal/growth", "./internal/guard",
 			"./proxiertest/history", "./internal/hostile", "./internal/jhash", "./internal/namespace", "./internal/netlinkx", "./internal/netns", "./internal/packetcost",
 			"./internal/refusals", "./internal/soak",
 		}},
@@ -124,7 +124,7 @@ func builds() []proof {
 		},
 		{
 			name: "bpf", proves: "The BPF programs are those of their source.",
-			files: []string{"ebpf/bpf/", "ebpf/*_bpfe[lb].*", "internal/decide/bpf/", "internal/decide/*.o", "hack/ebpf.sh"}, needs: []need{needsRoot, git},
+			files: []string{"ebpf/bpf/", "ebpf/*.o", "hack/ebpf.sh"}, needs: []need{needsRoot, git},
 			whole: script(1, "hack/ebpf.sh", "-check"),
 		},
 		{
