@@ -8,6 +8,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/serviceplane/serviceplane/internal/nftext"
 )
 
 // Numbers of linux/netfilter/nf_tables.h that package unix does not have.
@@ -24,8 +26,6 @@ const (
 	traceOutputType = 13
 	tracePolicy     = 16
 	typePolicy      = 1 // NFT_TRACETYPE_POLICY
-	verdictCode     = 1 // NFTA_VERDICT_CODE
-	verdictChain    = 2 // NFTA_VERDICT_CHAIN
 	nfgenLen        = 4 // sizeof(struct nfgenmsg)
 )
 
@@ -36,7 +36,7 @@ func parse(m netlink.Message) (e event, err error) {
 	if m.Header.Type != msgTrace || len(m.Data) < nfgenLen {
 		return e, errOtherMessage
 	}
-	e.Family = familyName(m.Data[0])
+	e.Family = nftext.Family(m.Data[0])
 	ad, err := netlink.NewAttributeDecoder(m.Data[nfgenLen:])
 	if err != nil {
 		return e, fmt.Errorf("decode event of a trace: %w", err)
@@ -76,93 +76,19 @@ func decodeVerdict(s *Step, ad *netlink.AttributeDecoder) {
 	case traceType:
 		s.Policy = ad.Uint32() == typePolicy
 	case tracePolicy:
-		s.Verdict = verdictText(ad.Uint32(), "")
+		s.Verdict = nftext.Verdict(ad.Uint32(), "")
 	case traceResult:
-		var code uint32
-		var chain string
-		ad.Nested(func(nested *netlink.AttributeDecoder) error {
-			nested.ByteOrder = binary.BigEndian
-			for nested.Next() {
-				switch nested.Type() {
-				case verdictCode:
-					code = nested.Uint32()
-				case verdictChain:
-					chain = nested.String()
-				}
-			}
-			return nil
-		})
-		s.Verdict = verdictText(code, chain)
-	}
-}
-
-// verdictText names a verdict of linux/netfilter.h or linux/netfilter/nf_tables.h.
-func verdictText(code uint32, chain string) string {
-	const (
-		codeMask = 0xff // NF_VERDICT_MASK
-		stolen   = 2    // NF_STOLEN
-		queue    = 3    // NF_QUEUE
-	)
-	switch int32(code) {
-	case unix.NFT_CONTINUE, unix.NFT_BREAK:
-		return "continue"
-	case unix.NFT_JUMP:
-		return "jump " + chain
-	case unix.NFT_GOTO:
-		return "goto " + chain
-	case unix.NFT_RETURN:
-		return "return"
-	}
-	switch code & codeMask {
-	case 0: // NF_DROP, with an error code in the upper half
-		return verdictDrop
-	case stolen:
-		return verdictStolen
-	case queue:
-		return "queue"
-	default:
-		return "accept"
-	}
-}
-
-func familyName(family byte) string {
-	switch family {
-	case unix.NFPROTO_INET:
-		return "inet"
-	case unix.NFPROTO_IPV4:
-		return "ip"
-	case unix.NFPROTO_IPV6:
-		return "ip6"
-	case unix.NFPROTO_NETDEV:
-		return "netdev"
-	case unix.NFPROTO_BRIDGE:
-		return "bridge"
-	default:
-		return fmt.Sprintf("family%d", family)
+		s.Verdict = nftext.VerdictOf(ad.Bytes())
 	}
 }
 
 func familyNumber(name string) byte {
 	for _, family := range []byte{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6, unix.NFPROTO_NETDEV, unix.NFPROTO_BRIDGE} {
-		if familyName(family) == name {
+		if nftext.Family(family) == name {
 			return family
 		}
 	}
 	return unix.NFPROTO_UNSPEC
-}
-
-// header has the offsets of the addresses in the header of an IP packet, and their length.
-type header struct{ source, destination, size uint32 }
-
-func headerOf(bits int) header {
-	const (
-		sourceV4, destinationV4 = 12, 16 // of struct iphdr
-		sourceV6, destinationV6 = 8, 24  // of struct ipv6hdr
-	)
-	if bits == netip.IPv4Unspecified().BitLen() {
-		return header{sourceV4, destinationV4, destinationV4 - sourceV4}
-	}
-	return header{sourceV6, destinationV6, destinationV6 - sourceV6}
 }
 
 // addresses reads those of the header of an IP packet; they are invalid if it is none.
@@ -171,15 +97,15 @@ func addresses(b []byte) (source, destination netip.Addr) {
 	if len(b) == 0 || b[0]>>shift != version4 && b[0]>>shift != version6 {
 		return source, destination
 	}
-	at := headerOf(netip.IPv6Unspecified().BitLen())
+	at := nftext.HeaderOf(netip.IPv6Unspecified().BitLen())
 	if b[0]>>shift == version4 {
-		at = headerOf(netip.IPv4Unspecified().BitLen())
+		at = nftext.HeaderOf(netip.IPv4Unspecified().BitLen())
 	}
-	if len(b) < int(at.destination+at.size) {
+	if len(b) < int(at.Destination+at.Size) {
 		return source, destination
 	}
-	source, _ = netip.AddrFromSlice(b[at.source : at.source+at.size])
-	destination, _ = netip.AddrFromSlice(b[at.destination : at.destination+at.size])
+	source, _ = netip.AddrFromSlice(b[at.Source : at.Source+at.Size])
+	destination, _ = netip.AddrFromSlice(b[at.Destination : at.Destination+at.Size])
 	return source, destination
 }
 

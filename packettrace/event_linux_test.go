@@ -7,6 +7,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/serviceplane/serviceplane/internal/nftext"
 )
 
 // encoded is an event as the kernel sends it.
@@ -20,8 +22,8 @@ func encoded(tb testing.TB) []byte {
 	ae.Uint32(traceType, 3)
 	ae.Uint32(traceID, 99)
 	ae.Nested(traceResult, func(ae *netlink.AttributeEncoder) error {
-		ae.Uint32(verdictCode, uint32(0xfffffffd)) // NFT_JUMP
-		ae.String(verdictChain, "deep")
+		ae.Uint32(1, uint32(0xfffffffd)) // NFTA_VERDICT_CODE: NFT_JUMP
+		ae.String(2, "deep")             // NFTA_VERDICT_CHAIN
 		return nil
 	})
 	header := make([]byte, 20)
@@ -56,10 +58,8 @@ func FuzzParse(f *testing.F) {
 	f.Add(encoded(f))
 	f.Fuzz(func(_ *testing.T, data []byte) {
 		_, _ = parse(netlink.Message{Header: netlink.Header{Type: msgTrace}, Data: data})
-		p := printer{family: unix.NFPROTO_IPV4, device: func(uint32) string { return "" }, set: func(string) *set {
-			return &set{anonymous: true, keySize: 8, elements: func() []element { return []element{{first: data}} }}
-		}}
-		p.rule(data)
-		_ = p.text()
+		_ = nftext.Print(unix.NFPROTO_IPV4, data, func(string) *nftext.Set {
+			return &nftext.Set{Anonymous: true, KeySize: 8, Elements: func() []nftext.Element { return []nftext.Element{{First: data}} }}
+		}, func(uint32) string { return "" })
 	})
 }

@@ -37,7 +37,7 @@ func RuleTexts(netNS, family, table, chain string) (list []RuleText, err error) 
 	}))
 	for _, m := range answers {
 		r := s.describe(table, m.Data)
-		list = append(list, RuleText{r.text, r.comment, r.unknown})
+		list = append(list, RuleText{r.Text, r.Comment, r.Unknown})
 	}
 	return list, err
 }

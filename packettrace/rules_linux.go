@@ -15,6 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/serviceplane/serviceplane/internal/namespace"
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"github.com/serviceplane/serviceplane/internal/nftext"
 )
 
 // deleteLeftovers deletes the tables of traces whose program was killed.
@@ -74,7 +76,7 @@ type hook struct {
 // resolve completes the steps with the hooks of base chains and the texts of rules. What was
 // deleted meanwhile has no text.
 func (s *session) resolve(packets []Packet) {
-	bases, texts := map[place]hook{}, map[place]ruleText{}
+	bases, texts := map[place]hook{}, map[place]nftext.Rule{}
 	for i := range packets {
 		for j := range packets[i].Steps {
 			step := &packets[i].Steps[j]
@@ -90,11 +92,11 @@ func (s *session) resolve(packets []Packet) {
 			if _, known := texts[at]; !known {
 				texts[at] = s.rule(at)
 			}
-			step.Rule, step.Comment = texts[at].text, texts[at].comment
-			if texts[at].unknown {
+			step.Rule, step.Comment = texts[at].Text, texts[at].Comment
+			if texts[at].Unknown {
 				step.Command = fmt.Sprintf("nft -a list chain %s %s %s", at.family, at.table, at.chain)
 			}
-			if texts[at].rejects && step.Verdict == verdictDrop {
+			if texts[at].Rejects && step.Verdict == verdictDrop {
 				step.Verdict = verdictReject
 			}
 		}
@@ -134,14 +136,8 @@ func (s *session) hook(at place) (h hook) {
 	return h
 }
 
-// ruleText describes a rule.
-type ruleText struct {
-	text, comment    string
-	rejects, unknown bool
-}
-
 // rule reads a rule.
-func (s *session) rule(at place) (r ruleText) {
+func (s *session) rule(at place) (r nftext.Rule) {
 	answers, err := s.owner.Execute(request(unix.NFT_MSG_GETRULE, familyNumber(at.family), 0, func(ae *netlink.AttributeEncoder) {
 		ae.String(unix.NFTA_RULE_TABLE, at.table)
 		ae.String(unix.NFTA_RULE_CHAIN, at.chain)
@@ -154,13 +150,11 @@ func (s *session) rule(at place) (r ruleText) {
 }
 
 // describe decodes a message about a rule.
-func (s *session) describe(table string, message []byte) (r ruleText) {
-	family, a := message[0], attributesOf(message[nfgenLen:])
-	p := printer{family: family, device: s.device, set: func(name string) *set { return s.readSet(family, table, name) }}
-	p.rule(a[unix.NFTA_RULE_EXPRESSIONS])
-	r = ruleText{p.text(), p.comment, p.rejects, p.unknown}
-	if comment, ok := userdata.GetString(a[unix.NFTA_RULE_USERDATA], userdata.TypeComment); ok {
-		r.comment = comment
+func (s *session) describe(table string, message []byte) nftext.Rule {
+	family, attrs := message[0], message[nfgenLen:]
+	r := nftext.Print(family, netlinkx.Find(attrs, unix.NFTA_RULE_EXPRESSIONS), func(name string) *nftext.Set { return s.readSet(family, table, name) }, s.device)
+	if comment, ok := userdata.GetString(netlinkx.Find(attrs, unix.NFTA_RULE_USERDATA), userdata.TypeComment); ok {
+		r.Comment = comment
 	}
 	return r
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/nftext"
 )
 
 const (
@@ -109,17 +110,17 @@ const register = 1
 
 // marking sets nftrace for the packets of a Match, up to the limit.
 func (t *table) marking(m *Match) (list []expr.Any) {
-	at := headerOf(t.bits)
+	at := nftext.HeaderOf(t.bits)
 	equal := func(data []byte) { list = append(list, &expr.Cmp{Op: expr.CmpOpEq, Register: register, Data: data}) }
 	load := func(base expr.PayloadBase, offset, size uint32) {
 		list = append(list, &expr.Payload{DestRegister: register, Base: base, Offset: offset, Len: size})
 	}
 	if a := m.Source.Addr(); a.IsValid() {
-		load(expr.PayloadBaseNetworkHeader, at.source, at.size)
+		load(expr.PayloadBaseNetworkHeader, at.Source, at.Size)
 		equal(a.AsSlice())
 	}
 	if a := m.Destination.Addr(); a.IsValid() {
-		load(expr.PayloadBaseNetworkHeader, at.destination, at.size)
+		load(expr.PayloadBaseNetworkHeader, at.Destination, at.Size)
 		equal(a.AsSlice())
 	}
 	list = append(list, &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register})

@@ -106,11 +106,12 @@ func (k *kernel) sends(t target) bool {
 // differences compares one Service, or all for the zero name, with a view.
 func (k *kernel) differences(v *view, family int, services ...types.NamespacedName) (all []string) {
 	for _, service := range services {
+		wanted := v.rules(service, families[family])
 		names := append(v.names(service), k.of(service)...)
 		slices.SortFunc(names, changetracker.ServicePortName.Compare)
 		for _, name := range slices.Compact(names) {
-			if have, want := k.get(name), v.rule(name, families[family]); !have.equal(want) {
-				all = append(all, describe(name, have, want))
+			if have := k.get(name); !have.equal(wanted[name]) {
+				all = append(all, describe(name, have, wanted[name]))
 			}
 		}
 	}
@@ -211,11 +212,7 @@ func ruleOf(s *desired.Service) *rule {
 	r := &rule{cluster: s.Cluster.Slice(), local: s.Local.Slice()}
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
-		where := fmt.Sprintf("%s:%d", f.VIP, f.Port)
-		if f.Kind == desired.NodePort {
-			where = fmt.Sprint(f.Port)
-		}
-		r.fronts += fmt.Sprintf("%s %s %s local %v;", f.Kind, where, f.Action, f.Scope == desired.ScopeLocal)
+		r.front(s.Key(f), f.Kind.String(), f.Action.String(), f.Scope.String())
 	}
 	r.fronts += fmt.Sprintf("affinity %v", s.Affinity != 0)
 	return r

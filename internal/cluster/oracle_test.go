@@ -12,10 +12,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/oracle"
 )
 
-// view is a set of API objects as one node sees it, and the oracle: a naive reading of the rules
-// that shares no code with the proxy.
+// view is a set of API objects as one node sees it.
 type view struct {
 	node, zone string
 	services   map[types.NamespacedName]*v1.Service
@@ -66,18 +67,6 @@ func (v *view) rivals(service types.NamespacedName) (all []types.NamespacedName)
 	return all
 }
 
-// owns reports whether a Service gets what it claims: the older one does, then that whose UID
-// sorts first. Two have the same claim only while a list is taken over.
-func (v *view) owns(s *v1.Service, f front) bool {
-	for name := range v.claims[f] {
-		o := v.services[name]
-		if o.CreationTimestamp.Before(&s.CreationTimestamp) || o.CreationTimestamp.Equal(&s.CreationTimestamp) && o.UID < s.UID {
-			return false
-		}
-	}
-	return true
-}
-
 // serviceOf names the Service that an object is about.
 func serviceOf(k kind, o metav1.Object) types.NamespacedName {
 	name := o.GetName()
@@ -120,7 +109,12 @@ type rules [len(families)]map[changetracker.ServicePortName]*rule
 func (v *view) rules(service types.NamespacedName, family v1.IPFamily) map[changetracker.ServicePortName]*rule {
 	all := map[changetracker.ServicePortName]*rule{}
 	for _, name := range v.names(service) {
-		all[name] = v.rule(name, family)
+		all[name] = nil // without a rule in this family
+	}
+	for name, decision := range v.decide(service, family) {
+		if name.NamespacedName == service {
+			all[name] = decidedRule(&decision)
+		}
 	}
 	return all
 }
@@ -191,148 +185,42 @@ func (v *view) names(service types.NamespacedName) (names []changetracker.Servic
 
 // rule is what a kernel should do for a service port: nil if there is none.
 func (v *view) rule(name changetracker.ServicePortName, family v1.IPFamily) *rule {
-	s := v.services[name.NamespacedName]
-	if s == nil || !slices.Contains(s.Spec.IPFamilies, family) {
-		return nil
+	if decision, ok := v.decide(name.NamespacedName, family)[name]; ok {
+		return decidedRule(&decision)
 	}
-	i := slices.IndexFunc(s.Spec.Ports, func(p v1.ServicePort) bool { return p.Name == name.Port && p.Protocol == name.Protocol })
-	if i < 0 {
-		return nil
+	return nil
+}
+
+// decide is for a Service and those that claim the same.
+func (v *view) decide(service types.NamespacedName, family v1.IPFamily) map[changetracker.ServicePortName]oracle.Decision {
+	c := &oracle.Cluster{
+		Services: map[string]*v1.Service{}, Slices: v.slices[service],
+		Node: changetracker.Node{Name: v.node, Zone: v.zone}, Kinds: []string{"ClusterIP", "NodePort"},
 	}
-	port, endpoints := &s.Spec.Ports[i], v.endpoints(name, family)
-	cluster, local := v.clusterEndpoints(endpoints), v.localEndpoints(endpoints)
-	internal := *s.Spec.InternalTrafficPolicy == v1.ServiceInternalTrafficPolicyLocal
-	external := s.Spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal && port.NodePort != 0
-	anywhere := len(cluster) > 0 // hints never leave none, so nor does this
-	action := func(onlyLocal bool) string {
-		switch {
-		case !anywhere:
-			return "reject"
-		case onlyLocal && len(local) == 0:
-			return "drop"
-		default:
-			return "forward"
+	for _, name := range append(v.rivals(service), service) {
+		if s := v.services[name]; s != nil {
+			c.Services[name.String()] = s
 		}
 	}
-	r := &rule{}
-	if port.NodePort != 0 && v.owns(s, front{"", port.NodePort}) {
-		r.fronts = fmt.Sprintf("NodePort %d %s local %v;", port.NodePort, action(external), external)
+	return oracle.Decide(c, family)
+}
+
+func decidedRule(decision *oracle.Decision) *rule {
+	r := &rule{cluster: decision.Cluster, local: decision.Local}
+	for _, f := range decision.Frontends {
+		r.front(f.Key, f.Kind, f.Action, f.Scope)
 	}
-	if vip := s.Spec.ClusterIPs[slices.Index(s.Spec.IPFamilies, family)]; v.owns(s, front{vip, port.Port}) {
-		r.fronts += fmt.Sprintf("ClusterIP %s:%d %s local %v;", vip, port.Port, action(internal), internal)
-	}
-	r.fronts += fmt.Sprintf("affinity %v", s.Spec.SessionAffinity == v1.ServiceAffinityClientIP)
-	if !internal || port.NodePort != 0 {
-		r.cluster = addresses(cluster)
-	}
-	if internal || external {
-		r.local = addresses(local)
-	}
+	r.fronts += fmt.Sprintf("affinity %v", decision.Affinity != 0)
 	return r
 }
 
-// endpoint is one address and port of a service port.
-type endpoint struct {
-	addr                        netip.AddrPort
-	ready, serving, terminating bool
-	node                        string
-	zones                       []string
-	slice                       *discovery.EndpointSlice
-}
-
-// endpoints lists the endpoints of a service port, each address once.
-func (v *view) endpoints(name changetracker.ServicePortName, family v1.IPFamily) (all []endpoint) {
-	for _, slice := range v.slices[name.NamespacedName] {
-		for _, p := range slice.Ports {
-			if string(slice.AddressType) != string(family) || *p.Name != name.Port || *p.Protocol != name.Protocol {
-				continue
-			}
-			for i := range slice.Endpoints {
-				all = keepBest(all, newEndpoint(&slice.Endpoints[i], uint16(*p.Port), slice))
-			}
-		}
+// front adds a frontend.
+func (r *rule) front(key desired.Key, kind, action, scope string) {
+	where := fmt.Sprint(key.Port)
+	if key.VIP.IsValid() {
+		where = netip.AddrPortFrom(key.VIP, key.Port).String()
 	}
-	slices.SortFunc(all, func(a, b endpoint) int { return a.addr.Compare(b.addr) })
-	return all
-}
-
-func newEndpoint(e *discovery.Endpoint, port uint16, slice *discovery.EndpointSlice) endpoint {
-	made := endpoint{
-		addr:  netip.AddrPortFrom(netip.MustParseAddr(e.Addresses[0]), port),
-		ready: *e.Conditions.Ready, serving: *e.Conditions.Serving, terminating: *e.Conditions.Terminating,
-		node: *e.NodeName, slice: slice,
-	}
-	if e.Hints != nil {
-		for _, z := range e.Hints.ForZones {
-			made.zones = append(made.zones, z.Name)
-		}
-	}
-	return made
-}
-
-// keepBest adds an endpoint, unless another slice has a better record of it.
-func keepBest(all []endpoint, e endpoint) []endpoint {
-	for i := range all {
-		if all[i].addr == e.addr {
-			if e.better(&all[i]) {
-				all[i] = e
-			}
-			return all
-		}
-	}
-	return append(all, e)
-}
-
-func (e *endpoint) better(o *endpoint) bool {
-	switch {
-	case e.terminating != o.terminating:
-		return !e.terminating
-	case e.ready != o.ready:
-		return e.ready
-	case e.serving != o.serving:
-		return e.serving
-	case !e.slice.CreationTimestamp.Equal(&o.slice.CreationTimestamp):
-		return o.slice.CreationTimestamp.Before(&e.slice.CreationTimestamp)
-	default:
-		return e.slice.Name < o.slice.Name
-	}
-}
-
-func (v *view) clusterEndpoints(all []endpoint) []endpoint {
-	ready := only(all, func(e *endpoint) bool { return e.ready })
-	if len(ready) == 0 {
-		return only(all, func(e *endpoint) bool { return e.serving && e.terminating })
-	}
-	here := only(ready, func(e *endpoint) bool { return slices.Contains(e.zones, v.zone) })
-	hinted := only(ready, func(e *endpoint) bool { return len(e.zones) > 0 })
-	if len(hinted) == len(ready) && len(here) > 0 {
-		return here
-	}
-	return ready
-}
-
-func (v *view) localEndpoints(all []endpoint) []endpoint {
-	here := only(all, func(e *endpoint) bool { return e.node == v.node })
-	if ready := only(here, func(e *endpoint) bool { return e.ready }); len(ready) > 0 {
-		return ready
-	}
-	return only(here, func(e *endpoint) bool { return e.serving && e.terminating })
-}
-
-func only(all []endpoint, keep func(*endpoint) bool) (some []endpoint) {
-	for i := range all {
-		if keep(&all[i]) {
-			some = append(some, all[i])
-		}
-	}
-	return some
-}
-
-func addresses(endpoints []endpoint) (list []netip.AddrPort) {
-	for i := range endpoints {
-		list = append(list, endpoints[i].addr)
-	}
-	return list
+	r.fronts += fmt.Sprintf("%s %s %s %s;", kind, where, action, scope)
 }
 
 // describe shortens a difference.

@@ -71,7 +71,7 @@ var importers = map[string][]string{
 	module + "/userspace": {"userspace", "examples", "nodeproxy"},
 }
 
-var netlinkUsers = []string{"canary/nftrace", "conntrack", "ebpf", "examples", "nodeproxy", "internal/bpftest", "internal/chaos", "internal/endings", "internal/fleet", "internal/guard/weight", "internal/netlinkx", "internal/netns", "internal/nftables", "iptables", "ipvs", "nftables", "nodedeps", "packettrace", "proxiertest"}
+var netlinkUsers = []string{"canary/nftrace", "conntrack", "ebpf", "examples", "nodeproxy", "internal/bpftest", "internal/chaos", "internal/endings", "internal/fleet", "internal/guard/weight", "internal/netlinkx", "internal/netns", "internal/nftables", "internal/nftext", "iptables", "ipvs", "nftables", "nodedeps", "packettrace", "proxiertest"}
 
 func within(path, parent string) bool { return path == parent || strings.HasPrefix(path, parent+"/") }
 

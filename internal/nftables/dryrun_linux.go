@@ -126,7 +126,9 @@ func (v *view) print(w io.Writer) error {
 		f.print(&b)
 	}
 	for i := range v.chains {
-		v.printChain(&b, &v.chains[i])
+		if err := v.printChain(&b, &v.chains[i]); err != nil {
+			return err
+		}
 	}
 	b.WriteString("}\n")
 	_, err := io.WriteString(w, b.String())
@@ -147,14 +149,19 @@ func (v *view) printSet(b *strings.Builder, s *setSpec) {
 	b.WriteString("\t}\n")
 }
 
-func (v *view) printChain(b *strings.Builder, c *chainSpec) {
+func (v *view) printChain(b *strings.Builder, c *chainSpec) error {
 	fmt.Fprintf(b, "\n\tchain %s {\n", c.name)
 	if c.hook != nil {
 		fmt.Fprintf(b, "\t\tcomment %q\n", layoutVersion)
 		fmt.Fprintf(b, "\t\ttype %s hook %s priority %d; policy accept;\n", c.hook.kind, c.hook.name, c.hook.priority)
 	}
 	for _, r := range c.rules {
-		fmt.Fprintf(b, "\t\t%s\n", r)
+		exprs, _, err := r.encode(v.layout.family())
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(b, "\t\t%s\n", ruleText(v.layout.family(), exprs))
 	}
 	b.WriteString("\t}\n")
+	return nil
 }

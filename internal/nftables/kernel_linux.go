@@ -174,7 +174,7 @@ func (s *socket) firstError(n int, w *wire) error {
 			continue
 		}
 		m := w.messages[answer.seq-s.sequence]
-		return classify(m.op, m.object+" in table "+w.table, unix.Errno(errno))
+		return classify(m.op, m.describe(w.family)+" in table "+w.table, unix.Errno(errno))
 	}
 	return nil
 }

@@ -44,6 +44,13 @@ func (l *layout) family() uint8 {
 	return unix.NFPROTO_IPV4
 }
 
+func either[T any](condition bool, yes, no T) T {
+	if condition {
+		return yes
+	}
+	return no
+}
+
 // nftFamily is the family as nft names it.
 func (l *layout) nftFamily() string { return either(l.rules.v6, "ip6", "ip") }
 

@@ -41,7 +41,7 @@ func (w *wire) chains(chains []chainSpec) error {
 			if err != nil {
 				return err
 			}
-			w.newRule(chains[i].name, r, exprs, sum)
+			w.newRule(chains[i].name, exprs, sum)
 		}
 	}
 	return nil
@@ -54,7 +54,7 @@ func (r rule) encode(family uint8) (exprs [][]byte, sum []byte, err error) {
 	for _, e := range r {
 		b, err := marshal(family, e)
 		if err != nil {
-			return nil, nil, fmt.Errorf("encode rule %q: %w", r, err)
+			return nil, nil, fmt.Errorf("encode expression %T: %w", e, err)
 		}
 		exprs = append(exprs, b)
 		h.Write(b)

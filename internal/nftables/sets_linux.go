@@ -253,3 +253,12 @@ func forKind(k desired.Key, vip, nodePort setID) setID {
 }
 
 func setName(id setID) string { return setSpecs[id].name }
+
+func setNamed(name string) *setSpec {
+	for i := range setSpecs {
+		if setSpecs[i].name == name {
+			return &setSpecs[i]
+		}
+	}
+	return &setSpec{}
+}

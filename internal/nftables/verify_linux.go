@@ -307,7 +307,7 @@ func (v *verification) chain(want *chainSpec) error {
 		if err != nil {
 			return err
 		}
-		wanted[i] = wantedRule{meaning: meaningOfAll(exprs), text: r.String()}
+		wanted[i] = wantedRule{meaning: meaningOfAll(exprs), text: ruleText(v.layout.family(), exprs)}
 	}
 	v.rules(object, wanted, have.bodies)
 	return nil

@@ -65,8 +65,17 @@ const sequenceAt = 8
 // message is a message of a batch, with a description for errors.
 type message struct {
 	op, object string
-	start      int // offset in the buffer
-	objects    int // that a query asks for
+	start      int      // offset in the buffer
+	objects    int      // that a query asks for
+	rule       [][]byte // its expressions, if it is one
+}
+
+// describe names the object; a rule has its text.
+func (m *message) describe(family uint8) string {
+	if m.rule == nil {
+		return m.object
+	}
+	return fmt.Sprintf("%s: %q", m.object, ruleText(family, m.rule))
 }
 
 // wire writes netlink messages of one family's table into one buffer.
@@ -350,8 +359,9 @@ func (w *wire) deleteChain(name string) {
 }
 
 // newRule appends a rule of encoded expressions, with their checksum in its user data.
-func (w *wire) newRule(chain string, text fmt.Stringer, exprs [][]byte, sum []byte) {
-	w.begin(msgNewRule, unix.NLM_F_CREATE|unix.NLM_F_APPEND, "add", fmt.Sprintf("rule %q in chain %s", text, chain))
+func (w *wire) newRule(chain string, exprs [][]byte, sum []byte) {
+	w.begin(msgNewRule, unix.NLM_F_CREATE|unix.NLM_F_APPEND, "add", "rule in chain "+chain)
+	w.messages[len(w.messages)-1].rule = exprs
 	w.attrString(unix.NFTA_RULE_TABLE, w.table)
 	w.attrString(unix.NFTA_RULE_CHAIN, chain)
 	w.nest(unix.NFTA_RULE_EXPRESSIONS, func() {

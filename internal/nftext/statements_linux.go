@@ -1,4 +1,4 @@
-package packettrace
+package nftext
 
 import (
 	"fmt"
@@ -226,7 +226,7 @@ func (p *printer) nat(a attributes) {
 	}
 	if a[unix.NFTA_NAT_REG_ADDR_MIN] != nil && p.get(a.u32(unix.NFTA_NAT_REG_ADDR_MIN)).data == nil { // of a map, which has the ports too
 		if a[unix.NFTA_NAT_REG_PROTO_MIN] != nil && p.family != unix.NFPROTO_INET {
-			name += " " + familyName(byte(a.u32(unix.NFTA_NAT_FAMILY)))
+			name += " " + Family(byte(a.u32(unix.NFTA_NAT_FAMILY)))
 		}
 		p.translation(name, p.assigned(a.u32(unix.NFTA_NAT_REG_ADDR_MIN), kind), a.u32(unix.NFTA_NAT_FLAGS))
 		return

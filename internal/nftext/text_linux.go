@@ -1,4 +1,4 @@
-package packettrace
+package nftext
 
 import (
 	"bytes"
@@ -13,11 +13,42 @@ import (
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
 )
 
+// Rule is the text of a rule.
+type Rule struct {
+	// Text is what nft list shows, except for the numbers of counters. A part that is not known is the name of
+	// its expression, and sets Unknown.
+	Text, Comment    string
+	Rejects, Unknown bool
+}
+
+// Print prints the expressions of a rule, NFTA_RULE_EXPRESSIONS of linux/netfilter/nf_tables.h. set returns a set of
+// its table, nil if it cannot be read, and device the name of an interface, empty if it has none.
+func Print(family byte, expressions []byte, set func(name string) *Set, device func(index uint32) string) Rule {
+	p := printer{family: family, set: set, device: device}
+	p.rule(expressions)
+	return Rule{p.text(), p.comment, p.rejects, p.unknown}
+}
+
+// Numbers of attributes of a verdict.
+const (
+	verdictCode  = 1 // NFTA_VERDICT_CODE
+	verdictChain = 2 // NFTA_VERDICT_CHAIN
+)
+
+// VerdictOf names the verdict of NFTA_DATA_VERDICT; empty if there is none.
+func VerdictOf(encoded []byte) string {
+	v := attributesOf(encoded)
+	if v[verdictCode] == nil {
+		return ""
+	}
+	return Verdict(v.u32(verdictCode), v.text(verdictChain))
+}
+
 // printer prints a rule as nft list does, except for the numbers of counters. A part that it does
 // not know is the name of the expression, and sets unknown.
 type printer struct {
 	family     byte
-	set        func(name string) *set                     // nil if it cannot be read
+	set        func(name string) *Set                     // nil if it cannot be read
 	device     func(index uint32) string                  // the name of an interface
 	statements []string                                   // those that were taken back are empty
 	registers  map[uint32]*value                          // by the first four bytes
@@ -283,8 +314,7 @@ func ones(mask []byte) (n int) {
 func (p *printer) immediate(a attributes) {
 	data := a[unix.NFTA_IMMEDIATE_DATA]
 	if verdict := netlinkx.Find(data, unix.NFTA_DATA_VERDICT); verdict != nil {
-		v := attributesOf(verdict)
-		p.add("%s", verdictText(v.u32(verdictCode), v.text(verdictChain)))
+		p.add("%s", VerdictOf(verdict))
 		return
 	}
 	content := a.data(unix.NFTA_IMMEDIATE_DATA)

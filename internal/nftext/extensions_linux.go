@@ -1,4 +1,4 @@
-package packettrace
+package nftext
 
 import (
 	"encoding/binary"

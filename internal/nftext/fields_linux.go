@@ -1,4 +1,4 @@
-package packettrace
+package nftext
 
 import (
 	"cmp"
@@ -291,15 +291,15 @@ func (p *printer) addressAt(at fieldAt) (field, uint32) {
 		bits int
 		kind *kind
 	}{{"ip", 32, address4}, {"ip6", 128, address6}} {
-		h := headerOf(family.bits)
+		h := HeaderOf(family.bits)
 		if at.header != family.name {
 			continue
 		}
 		switch at.offset {
-		case h.source:
-			return field{family.name + " saddr", family.kind}, min(at.size, h.size)
-		case h.destination:
-			return field{family.name + " daddr", family.kind}, min(at.size, h.size)
+		case h.Source:
+			return field{family.name + " saddr", family.kind}, min(at.size, h.Size)
+		case h.Destination:
+			return field{family.name + " daddr", family.kind}, min(at.size, h.Size)
 		}
 	}
 	return field{}, 0
@@ -407,7 +407,7 @@ func (p *printer) random(a attributes) {
 func (p *printer) hash(a attributes) {
 	text := "symhash"
 	if a.u32(unix.NFTA_HASH_TYPE) == 0 {
-		keys := p.keys(a.u32(unix.NFTA_HASH_SREG), &set{keySize: int(a.u32(unix.NFTA_HASH_LEN))})
+		keys := p.keys(a.u32(unix.NFTA_HASH_SREG), &Set{KeySize: int(a.u32(unix.NFTA_HASH_LEN))})
 		text = "jhash " + p.textOf(keys)
 	}
 	text += fmt.Sprintf(" mod %d", a.u32(unix.NFTA_HASH_MODULUS))
