@@ -114,17 +114,17 @@ func (c *changed) everything() []Change {
 // everythingBefore returns what the engine has of each service port that may differ now; nil if it has
 // nothing.
 func (c *changed) everythingBefore() map[changetracker.ServicePortName]*Service {
-	names, all := c.Now.Changed(c.programmed)
-	size := 0
+	var names []types.NamespacedName
+	all, size := false, 0
+	if c.programmed.state.Len() > 0 {
+		names, all = c.Now.Changed(c.programmed)
+	}
 	if all {
 		size = c.programmed.state.Len()
 	}
 	before := make(map[changetracker.ServicePortName]*Service, size)
 	for name, port := range c.kept.services {
 		before[name] = port.service
-	}
-	if c.programmed.state.Len() == 0 {
-		return before
 	}
 	if all {
 		for s := range c.Was.All() {

@@ -359,10 +359,22 @@ func slots(s *desired.Service, scope desired.Scope) (list []netip.AddrPort) {
 }
 
 func (o *observation) endpointsUnder(s *desired.Service, f *desired.Frontend, scope int) []netip.AddrPort {
-	affinity := o.affinityKey(s.Key(f)) != 0
+	key, affinity := s.Key(f), o.affinityKey(s.Key(f)) != 0
+	x := indexed{in: forKind(key, setEndpoints, setNodePortEndpoints), from: offset(indexScope(scope))}
+	if affinity {
+		x.in, x.from = forKind(key, setAffinityPicks, setNodePortAffinityPicks), x.from|ownBit
+	}
 	var list []netip.AddrPort
-	for _, target := range o.listOf(s.Key(f), scope, affinity, 0) {
-		list = append(list, target.addr)
+	for i := range maxEndpoints {
+		data, ok := o.element[x.in][keyString(x.key(key, i))]
+		if !ok {
+			break
+		}
+		if affinity {
+			data = o.element[setAffinityEndpoints][data]
+		}
+		addr, _ := parseAddrPort(data)
+		list = append(list, addr)
 	}
 	if choiceOf(s, desired.Traits{}) == atRandom || s.Endpoints(indexScope(scope)).Len() < 2 {
 		slices.SortFunc(list, netip.AddrPort.Compare)

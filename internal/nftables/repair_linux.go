@@ -47,7 +47,7 @@ func (e *Engine) repair(
 		return err
 	}
 	if len(hints) == 0 {
-		hints = e.adoptAll(&update, o)
+		hints = (&takeover{e, o, false}).hints(&update)
 	}
 	e.state.globals = o.globals(&update.Globals)
 	if err := e.writeAll(ctx, update, &r.rest, hints); err != nil {

@@ -120,7 +120,7 @@ func (s *setSpec) kind() string { return either(s.data != nil, "map", "set") }
 
 // elements compares the elements of service ports.
 func (v *verification) elements() {
-	hints := v.hints()
+	hints := (&takeover{v.scratch, v.have, true}).hints(v.update)
 	for s := range v.update.Services() {
 		if v.service = s.Name; s.Name.Name == "" { // one that a Front refuses
 			v.service = changetracker.ServicePortName{}
