@@ -1,6 +1,7 @@
 package changetracker
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"time"
@@ -138,9 +139,7 @@ type config struct {
 // newConfig sets the defaults of valid options.
 func newConfig(o Options) *config {
 	c := &config{options: o, logger: o.Logger, now: o.Now, changed: make(chan struct{}, 1)}
-	if c.logger == nil {
-		c.logger = zap.NewNop()
-	}
+	c.logger = cmp.Or(c.logger, zap.NewNop())
 	if c.now == nil {
 		c.now = time.Now
 	}

@@ -16,6 +16,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/serviceplane/serviceplane/internal/invalid"
 	"github.com/serviceplane/serviceplane/internal/namespace"
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -51,20 +52,17 @@ type SysctlOptions struct {
 
 // Validate reports every invalid option. Its errors are proxier.ErrInvalidConfig.
 func (o SysctlOptions) Validate() error {
-	var errs []error
-	bad := func(field, format string, args ...any) {
-		errs = append(errs, fmt.Errorf("%w: %s: %s", proxier.ErrInvalidConfig, field, fmt.Sprintf(format, args...)))
-	}
+	errs := invalid.Fields{}
 	for field, value := range map[string]int32{"MaxPerCore": o.MaxPerCore, "Min": o.Min} {
 		if value < 0 {
-			bad(field, "%d is negative", value)
+			errs.Add(field, "%d is negative", value)
 		}
 	}
 	for field, value := range map[string]time.Duration{
 		"TCPEstablished": o.TCPEstablished, "TCPCloseWait": o.TCPCloseWait, "UDP": o.UDP, "UDPStream": o.UDPStream,
 	} {
 		if value != 0 && value < time.Second {
-			bad(field, "%v is less than a second and not 0", value)
+			errs.Add(field, "%v is less than a second and not 0", value)
 		}
 	}
 	return errors.Join(errs...)
@@ -92,9 +90,7 @@ func NewSysctls(o SysctlOptions) (*Sysctls, error) {
 
 func newSysctls(root string, o SysctlOptions) *Sysctls {
 	s := &Sysctls{options: o, root: root, log: o.Logger}
-	if s.log == nil {
-		s.log = zap.NewNop()
-	}
+	s.log = cmp.Or(s.log, zap.NewNop())
 	return s
 }
 

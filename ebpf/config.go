@@ -1,15 +1,15 @@
 package ebpf
 
 import (
+	"cmp"
 	"errors"
-	"fmt"
 	"path/filepath"
 	"slices"
 
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/enum"
+	"github.com/serviceplane/serviceplane/internal/invalid"
 	"github.com/serviceplane/serviceplane/nftables"
-	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // Config configures the engine. The embedded Config is that of the rules, which are complete.
@@ -91,9 +91,7 @@ const defaultBPFFS = "/sys/fs/bpf"
 // WithDefaults returns c with every zero field set to its default.
 func (c Config) WithDefaults() Config {
 	c.Config = c.Config.WithDefaults()
-	if c.Sockets.BPFFS == "" {
-		c.Sockets.BPFFS = defaultBPFFS
-	}
+	c.Sockets.BPFFS = cmp.Or(c.Sockets.BPFFS, defaultBPFFS)
 	return c
 }
 
@@ -101,26 +99,23 @@ func (c Config) WithDefaults() Config {
 // errors are proxier.ErrInvalidConfig.
 func (c Config) Validate() error {
 	c = c.WithDefaults()
-	errs := append([]error{c.Config.Validate()}, c.Forward.validate(&c)...)
-	bad := func(field, format string, args ...any) {
-		errs = append(errs, fmt.Errorf("%w: Sockets.%s: %s", proxier.ErrInvalidConfig, field, fmt.Sprintf(format, args...)))
-	}
+	errs := append(invalid.Fields{c.Config.Validate()}, c.Forward.validate(&c)...)
 	if len(c.Sockets.Cgroups) == 0 {
-		bad("Cgroups", "empty: want at least one directory of cgroup v2")
+		errs.Add("Sockets.Cgroups", "empty: want at least one directory of cgroup v2")
 	}
 	for i, dir := range c.Sockets.Cgroups {
 		if _, err := filepath.Match(dir, ""); err != nil || !filepath.IsAbs(dir) || slices.Contains(c.Sockets.Cgroups[:i], dir) {
-			bad("Cgroups", "%q: want absolute paths or patterns, each once", dir)
+			errs.Add("Sockets.Cgroups", "%q: want absolute paths or patterns, each once", dir)
 		}
 	}
 	if !filepath.IsAbs(c.Sockets.BPFFS) {
-		bad("BPFFS", "%q: want an absolute path", c.Sockets.BPFFS)
+		errs.Add("Sockets.BPFFS", "%q: want an absolute path", c.Sockets.BPFFS)
 	}
 	if c.Sockets.Mode > Fast {
-		bad("Mode", "%d: want Strict or Fast", c.Sockets.Mode)
+		errs.Add("Sockets.Mode", "%d: want Strict or Fast", c.Sockets.Mode)
 	}
 	if c.Sockets.UDP > UDPTranslate {
-		bad("UDP", "%d: want UDPRules or UDPTranslate", c.Sockets.UDP)
+		errs.Add("Sockets.UDP", "%d: want UDPRules or UDPTranslate", c.Sockets.UDP)
 	}
 	return errors.Join(errs...)
 }

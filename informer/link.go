@@ -54,9 +54,7 @@ type Link struct {
 func NewLink(o LinkOptions) *Link {
 	o.HeaderTimeout = cmp.Or(o.HeaderTimeout, defaultHeaderTimeout)
 	o.Repeat = cmp.Or(o.Repeat, defaultRepeat)
-	if o.Logger == nil {
-		o.Logger = zap.NewNop()
-	}
+	o.Logger = cmp.Or(o.Logger, zap.NewNop())
 	o.Logger = o.Logger.Named("informer")
 	return &Link{options: o}
 }

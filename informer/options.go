@@ -46,9 +46,7 @@ const defaultWaitTimeout = 5 * time.Second
 
 func (o Options) withDefaults() Options {
 	o.WaitTimeout = cmp.Or(o.WaitTimeout, defaultWaitTimeout)
-	if o.Logger == nil {
-		o.Logger = zap.NewNop()
-	}
+	o.Logger = cmp.Or(o.Logger, zap.NewNop())
 	o.Logger = o.Logger.Named("informer")
 	return o
 }

@@ -1,10 +1,11 @@
 package iptables
 
 import (
+	"cmp"
 	"errors"
-	"fmt"
 	"time"
 
+	"github.com/serviceplane/serviceplane/internal/invalid"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -63,12 +64,8 @@ func (c *Config) chains() chainNames {
 // WithDefaults returns c with every zero field set to its default.
 func (c Config) WithDefaults() Config {
 	c.Config = c.Config.WithDefaults()
-	if c.LockWait == 0 {
-		c.LockWait = defaultLockWait
-	}
-	if c.Timeout == 0 {
-		c.Timeout = defaultTimeout
-	}
+	c.LockWait = cmp.Or(c.LockWait, defaultLockWait)
+	c.Timeout = cmp.Or(c.Timeout, defaultTimeout)
 	return c
 }
 
@@ -76,20 +73,17 @@ func (c Config) WithDefaults() Config {
 // errors are proxier.ErrInvalidConfig.
 func (c Config) Validate() error {
 	c = c.WithDefaults()
-	errs := []error{c.Config.Validate()}
-	bad := func(field, format string, args ...any) {
-		errs = append(errs, fmt.Errorf("%w: %s: %s", proxier.ErrInvalidConfig, field, fmt.Sprintf(format, args...)))
-	}
+	errs := invalid.Fields{c.Config.Validate()}
 	switch c.Variant {
 	case VariantDetect, VariantNFT, VariantLegacy:
 	default:
-		bad("Variant", "%q: want %q, %q or none", c.Variant, VariantNFT, VariantLegacy)
+		errs.Add("Variant", "%q: want %q, %q or none", c.Variant, VariantNFT, VariantLegacy)
 	}
 	if c.LockWait < time.Second {
-		bad("LockWait", "%v is less than a second", c.LockWait)
+		errs.Add("LockWait", "%v is less than a second", c.LockWait)
 	}
 	if c.Timeout < 0 {
-		bad("Timeout", "%v is negative", c.Timeout)
+		errs.Add("Timeout", "%v is negative", c.Timeout)
 	}
 	return errors.Join(errs...)
 }

@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"regexp"
@@ -25,12 +26,8 @@ type tool struct {
 // needs; otherwise it returns a *proxier.UnsupportedError. Then the tables nat and filter
 // exist.
 func openTool(ctx context.Context, c toolConfig) (*tool, error) {
-	if c.log == nil {
-		c.log = zap.NewNop()
-	}
-	if c.names.prefix == "" {
-		c.names.prefix = proxier.DefaultNames().ChainPrefix
-	}
+	c.log = cmp.Or(c.log, zap.NewNop())
+	c.names.prefix = cmp.Or(c.names.prefix, proxier.DefaultNames().ChainPrefix)
 	v := c.variant
 	if v == VariantDetect {
 		var err error

@@ -1,8 +1,8 @@
 package ipvs
 
 import (
+	"cmp"
 	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -10,6 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/invalid"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -92,12 +93,8 @@ const (
 // WithDefaults returns c with every zero field set to its default.
 func (c Config) WithDefaults() Config {
 	c.Config = c.Config.WithDefaults()
-	if c.Scheduler == "" {
-		c.Scheduler = defaultScheduler
-	}
-	if c.Drain == 0 {
-		c.Drain = defaultDrain
-	}
+	c.Scheduler = cmp.Or(c.Scheduler, defaultScheduler)
+	c.Drain = cmp.Or(c.Drain, defaultDrain)
 	return c
 }
 
@@ -105,29 +102,26 @@ func (c Config) WithDefaults() Config {
 // errors are proxier.ErrInvalidConfig.
 func (c Config) Validate() error {
 	c = c.WithDefaults()
-	errs := []error{c.Config.Validate()}
-	bad := func(field, format string, args ...any) {
-		errs = append(errs, fmt.Errorf("%w: %s: %s", proxier.ErrInvalidConfig, field, fmt.Sprintf(format, args...)))
-	}
+	errs := invalid.Fields{c.Config.Validate()}
 	if len(c.Scheduler) > maxSchedulerName {
-		bad("Scheduler", "%q: want at most %d bytes", c.Scheduler, maxSchedulerName)
+		errs.Add("Scheduler", "%q: want at most %d bytes", c.Scheduler, maxSchedulerName)
 	}
 	if c.Forward > ForwardTunnel {
-		bad("Forward", "%d: want ForwardMasquerade, ForwardDirect or ForwardTunnel", c.Forward)
+		errs.Add("Forward", "%d: want ForwardMasquerade, ForwardDirect or ForwardTunnel", c.Forward)
 	}
 	for _, timeout := range []struct {
 		field string
 		is    time.Duration
 	}{{"TCPTimeout", c.TCPTimeout}, {"TCPFinTimeout", c.TCPFinTimeout}, {"UDPTimeout", c.UDPTimeout}} {
 		if timeout.is < 0 || timeout.is%time.Second != 0 {
-			bad(timeout.field, "%v: want whole seconds, 0 or more", timeout.is)
+			errs.Add(timeout.field, "%v: want whole seconds, 0 or more", timeout.is)
 		}
 	}
 	if c.Drain < 0 {
-		bad("Drain", "%v: want 0 or more", c.Drain)
+		errs.Add("Drain", "%v: want 0 or more", c.Drain)
 	}
 	if slices.ContainsFunc(c.ExcludeCIDRs, func(p netip.Prefix) bool { return !p.IsValid() }) {
-		bad("ExcludeCIDRs", "%v: want valid prefixes", c.ExcludeCIDRs)
+		errs.Add("ExcludeCIDRs", "%v: want valid prefixes", c.ExcludeCIDRs)
 	}
 	return errors.Join(errs...)
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
 	"github.com/serviceplane/serviceplane/internal/nftext"
 )
 
@@ -58,7 +59,7 @@ func FuzzParse(f *testing.F) {
 	f.Add(encoded(f))
 	f.Fuzz(func(_ *testing.T, data []byte) {
 		_, _ = parse(netlink.Message{Header: netlink.Header{Type: msgTrace}, Data: data})
-		_ = nftext.Print(unix.NFPROTO_IPV4, data, func(string) *nftext.Set {
+		_ = nftext.Print(unix.NFPROTO_IPV4, netlinkx.Values(data), func(string) *nftext.Set {
 			return &nftext.Set{Anonymous: true, KeySize: 8, Elements: func() []nftext.Element { return []nftext.Element{{First: data}} }}
 		}, func(uint32) string { return "" })
 	})

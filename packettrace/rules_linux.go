@@ -152,7 +152,7 @@ func (s *session) rule(at place) (r nftext.Rule) {
 // describe decodes a message about a rule.
 func (s *session) describe(table string, message []byte) nftext.Rule {
 	family, attrs := message[0], message[nfgenLen:]
-	r := nftext.Print(family, netlinkx.Find(attrs, unix.NFTA_RULE_EXPRESSIONS), func(name string) *nftext.Set { return s.readSet(family, table, name) }, s.device)
+	r := nftext.Print(family, netlinkx.Values(netlinkx.Find(attrs, unix.NFTA_RULE_EXPRESSIONS)), func(name string) *nftext.Set { return s.readSet(family, table, name) }, s.device)
 	if comment, ok := userdata.GetString(netlinkx.Find(attrs, unix.NFTA_RULE_USERDATA), userdata.TypeComment); ok {
 		r.Comment = comment
 	}

@@ -1,6 +1,7 @@
 package packettrace
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -144,15 +145,9 @@ func (s *Step) Ends() bool {
 
 // withDefaults also adds the Match of Packet.
 func (o Options) withDefaults() Options {
-	if o.Limit == 0 {
-		o.Limit = 1
-	}
-	if o.Timeout == 0 {
-		o.Timeout = DefaultTimeout
-	}
-	if o.SendFrom == "" {
-		o.SendFrom = o.NetNS
-	}
+	o.Limit = cmp.Or(o.Limit, 1)
+	o.Timeout = cmp.Or(o.Timeout, DefaultTimeout)
+	o.SendFrom = cmp.Or(o.SendFrom, o.NetNS)
 	p := &o.Packet
 	if p.Protocol != 0 {
 		to := netip.AddrPortFrom(p.Destination.Addr().Unmap().WithZone(""), p.Destination.Port())

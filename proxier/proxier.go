@@ -1,6 +1,7 @@
 package proxier
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -62,12 +63,8 @@ func New(config Config, deps Deps, engines map[v1.IPFamily]Engine) (*Proxier, er
 		p.nodeless = p.created
 	}
 	p.without = deps.without(&config)
-	if deps.Health == nil {
-		deps.Health = NoHealth()
-	}
-	if deps.Logger == nil {
-		deps.Logger = zap.NewNop()
-	}
+	deps.Health = cmp.Or(deps.Health, NoHealth())
+	deps.Logger = cmp.Or(deps.Logger, zap.NewNop())
 	p.health, p.log = deps.Health, deps.Logger.With(zap.String("instance", config.Names.Instance))
 	if p.settings = deps.Settings; p.settings != nil {
 		p.asked = append(p.asked, &asked{find: p.settings.Apply, log: p.log, message: "kernel setting is not applied, will be retried"})

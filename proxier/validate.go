@@ -31,12 +31,8 @@ func (c Config) WithDefaults() Config {
 	if c.Names == (Names{}) {
 		c.Names = DefaultNames()
 	}
-	if c.Masquerade.Mark == 0 {
-		c.Masquerade.Mark = defaultMark
-	}
-	if c.FullSyncPeriod == 0 {
-		c.FullSyncPeriod = defaultFullSyncPeriod
-	}
+	c.Masquerade.Mark = cmp.Or(c.Masquerade.Mark, defaultMark)
+	c.FullSyncPeriod = cmp.Or(c.FullSyncPeriod, defaultFullSyncPeriod)
 	c.NodeTimeout = cmp.Or(c.NodeTimeout, defaultNodeTimeout)
 	c.Runner = c.Runner.WithDefaults()
 	return c

@@ -1,8 +1,8 @@
 package userspace
 
 import (
+	"cmp"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -10,6 +10,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/serviceplane/serviceplane/internal/invalid"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -106,17 +107,17 @@ const (
 // WithDefaults returns c with every zero field set to its default.
 func (c Config) WithDefaults() Config {
 	c.Config = c.Config.WithDefaults()
-	setDefault(&c.UDPIdle, defaultUDPIdle)
-	setDefault(&c.UDPClients, defaultUDPClients)
+	c.UDPIdle = cmp.Or(c.UDPIdle, defaultUDPIdle)
+	c.UDPClients = cmp.Or(c.UDPClients, defaultUDPClients)
 	if c.DialTimeouts == nil {
 		c.DialTimeouts = []time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second}
 	}
-	setDefault(&c.Connections, defaultConnections)
+	c.Connections = cmp.Or(c.Connections, defaultConnections)
 	if c.Budget == nil {
 		c.Budget = NewBudget(0)
 	}
-	setDefault(&c.Hold.MaxPerService, defaultHold)
-	setDefault(&c.Hold.Timeout, defaultHoldTimeout)
+	c.Hold.MaxPerService = cmp.Or(c.Hold.MaxPerService, defaultHold)
+	c.Hold.Timeout = cmp.Or(c.Hold.Timeout, defaultHoldTimeout)
 	c.Hooks = c.Hooks.withDefaults(c.listenConfig())
 	return c
 }
@@ -130,20 +131,12 @@ func (c *Config) listenConfig() (l net.ListenConfig) {
 	return l
 }
 
-func setDefault[T comparable](field *T, value T) {
-	if *field == *new(T) {
-		*field = value
-	}
-}
-
 // Validate reports every invalid field. Zero fields count as their defaults. All of its
 // errors are proxier.ErrInvalidConfig.
 func (c Config) Validate() error {
 	c = c.WithDefaults()
-	errs := []error{c.Config.Validate()}
-	bad := func(field, format string, args ...any) {
-		errs = append(errs, fmt.Errorf("%w: %s: %s", proxier.ErrInvalidConfig, field, fmt.Sprintf(format, args...)))
-	}
+	errs := invalid.Fields{c.Config.Validate()}
+	bad := errs.Add
 	c.validateListen(bad)
 	if c.Ports.First > c.Ports.Last || c.Ports.First == 0 && c.Ports.Last != 0 {
 		bad("Ports", "%d-%d: want the first port before the last one, or none at all", c.Ports.First, c.Ports.Last)

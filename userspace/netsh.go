@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -42,9 +43,9 @@ const (
 //
 // The errors contain the output of netsh.
 func NewNetsh(options NetshOptions) Addresses {
-	setDefault(&options.Interface, defaultNetshInterface)
-	setDefault(&options.Command, "netsh")
-	setDefault(&options.Timeout, defaultNetshTimeout)
+	options.Interface = cmp.Or(options.Interface, defaultNetshInterface)
+	options.Command = cmp.Or(options.Command, "netsh")
+	options.Timeout = cmp.Or(options.Timeout, defaultNetshTimeout)
 	if options.Local == nil {
 		options.Local = func() ([]netip.Addr, error) { return lightdeps.LocalAddresses("") }
 	}

@@ -27,6 +27,17 @@ func Attributes(b []byte) iter.Seq2[uint16, []byte] {
 	}
 }
 
+// Values yields the value of each attribute in b.
+func Values(b []byte) iter.Seq[[]byte] {
+	return func(yield func([]byte) bool) {
+		for _, value := range Attributes(b) {
+			if !yield(value) {
+				return
+			}
+		}
+	}
+}
+
 // Find returns the value at a path of nested attributes, nil if it is missing.
 func Find(b []byte, path ...uint16) []byte {
 	for _, want := range path {

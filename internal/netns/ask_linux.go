@@ -2,6 +2,7 @@ package netns
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -95,9 +96,7 @@ func Open(ctx context.Context, ns *NS, network string, to netip.AddrPort, opts A
 // OpenHere is Open from the namespace of the calling thread, for clients that open many flows
 // in one function of NS.Do: to enter a namespace costs more than a connection.
 func OpenHere(ctx context.Context, network string, to netip.AddrPort, opts AskOptions) (*Flow, error) {
-	if opts.Timeout == 0 {
-		opts.Timeout = defaultTimeout
-	}
+	opts.Timeout = cmp.Or(opts.Timeout, defaultTimeout)
 	dialer, err := opts.dialer(network)
 	if err != nil {
 		return nil, err

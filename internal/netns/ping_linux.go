@@ -1,6 +1,7 @@
 package netns
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -28,9 +29,7 @@ const (
 // those of Ask. Concurrent Pings from one namespace to one address may receive each
 // other's replies.
 func Ping(ctx context.Context, ns *NS, to netip.Addr, opts AskOptions) error {
-	if opts.Timeout == 0 {
-		opts.Timeout = defaultTimeout
-	}
+	opts.Timeout = cmp.Or(opts.Timeout, defaultTimeout)
 	network, request, reply := icmp4, byte(echoRequest4), byte(echoReply4)
 	if to.Is6() {
 		network, request, reply = icmp6, echoRequest6, echoReply6

@@ -1,9 +1,10 @@
 package nftables
 
 import (
+	"cmp"
 	"errors"
-	"fmt"
 
+	"github.com/serviceplane/serviceplane/internal/invalid"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -31,15 +32,9 @@ const (
 // WithDefaults returns c with every zero field set to its default.
 func (c Config) WithDefaults() Config {
 	c.Config = c.Config.WithDefaults()
-	if c.DNATPriority == 0 {
-		c.DNATPriority = defaultDNATPriority
-	}
-	if c.SNATPriority == 0 {
-		c.SNATPriority = defaultSNATPriority
-	}
-	if c.AffinityRecords == 0 {
-		c.AffinityRecords = defaultAffinityRecords
-	}
+	c.DNATPriority = cmp.Or(c.DNATPriority, defaultDNATPriority)
+	c.SNATPriority = cmp.Or(c.SNATPriority, defaultSNATPriority)
+	c.AffinityRecords = cmp.Or(c.AffinityRecords, defaultAffinityRecords)
 	return c
 }
 
@@ -47,11 +42,10 @@ func (c Config) WithDefaults() Config {
 // of its errors are proxier.ErrInvalidConfig.
 func (c Config) Validate() error {
 	c = c.WithDefaults()
-	errs := []error{c.Config.Validate()}
+	errs := invalid.Fields{c.Config.Validate()}
 	for field, priority := range map[string]int32{"DNATPriority": c.DNATPriority, "SNATPriority": c.SNATPriority} {
 		if priority <= minNATPriority {
-			errs = append(errs, fmt.Errorf("%w: %s: %d is not after connection tracking at %d",
-				proxier.ErrInvalidConfig, field, priority, minNATPriority))
+			errs.Add(field, "%d is not after connection tracking at %d", priority, minNATPriority)
 		}
 	}
 	return errors.Join(errs...)

@@ -1,6 +1,8 @@
 package nftables
 
 import (
+	"slices"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/serviceplane/serviceplane/internal/nftext"
@@ -8,11 +10,7 @@ import (
 
 // ruleText prints the encoded expressions of a rule as nft does.
 func ruleText(family uint8, exprs [][]byte) string {
-	var encoded []byte
-	for _, e := range exprs {
-		encoded = appendAttr(encoded, unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, e)
-	}
 	addrLen := map[uint8]int{unix.NFPROTO_IPV4: 4, unix.NFPROTO_IPV6: 16}[family]
 	set := func(name string) *nftext.Set { return &nftext.Set{KeySize: padded(setNamed(name).key, addrLen)} }
-	return nftext.Print(family, encoded, set, nil).Text
+	return nftext.Print(family, slices.Values(exprs), set, nil).Text
 }

@@ -43,7 +43,7 @@ func (e *extension) bytes(at, size int) []byte {
 // match prints a match of iptables as nft does, which translates those that it knows.
 func (p *printer) match(a attributes) {
 	p.implied = [len(p.implied)]int{} // by extensions nothing is
-	e := extension{a.text(unix.NFTA_MATCH_NAME), a.u32(unix.NFTA_MATCH_REV), a[unix.NFTA_MATCH_INFO]}
+	e := extension{a.text(unix.NFTA_MATCH_NAME), a.u32(unix.NFTA_MATCH_REV), a.get(unix.NFTA_MATCH_INFO)}
 	text := ""
 	switch e.name {
 	case "comment":
@@ -225,7 +225,7 @@ func (e *extension) statistic() string {
 
 // target prints a target of iptables as nft does.
 func (p *printer) target(a attributes) {
-	e := extension{a.text(unix.NFTA_TARGET_NAME), a.u32(unix.NFTA_TARGET_REV), a[unix.NFTA_TARGET_INFO]}
+	e := extension{a.text(unix.NFTA_TARGET_NAME), a.u32(unix.NFTA_TARGET_REV), a.get(unix.NFTA_TARGET_INFO)}
 	text := ""
 	switch e.name {
 	case "REJECT":

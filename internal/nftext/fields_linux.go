@@ -224,7 +224,7 @@ var parts = map[partOf]field{ // read-only
 
 // payload loads a field of a header, or several that follow each other.
 func (p *printer) payload(a attributes) {
-	if a[unix.NFTA_PAYLOAD_SREG] != nil {
+	if a.get(unix.NFTA_PAYLOAD_SREG) != nil {
 		p.doubt("payload")
 		return
 	}
@@ -328,7 +328,7 @@ func (p *printer) meta(a attributes) {
 		p.unknown = true
 		f = field{fmt.Sprintf("meta key %d", at), numbers}
 	}
-	if register := a[unix.NFTA_META_SREG]; register != nil {
+	if register := a.get(unix.NFTA_META_SREG); register != nil {
 		p.add("%s set %s", f.text, p.assigned(a.u32(unix.NFTA_META_SREG), f.kind))
 		return
 	}
@@ -363,11 +363,11 @@ func (p *printer) connection(a attributes) {
 		f.text, f.kind = fmt.Sprintf("key %d", at), numbers
 	}
 	text := "ct "
-	if direction := a[unix.NFTA_CT_DIRECTION]; direction != nil {
+	if direction := a.get(unix.NFTA_CT_DIRECTION); direction != nil {
 		text += directions.text(p, direction) + " "
 	}
 	text += f.text
-	if a[unix.NFTA_CT_SREG] != nil {
+	if a.get(unix.NFTA_CT_SREG) != nil {
 		p.add("%s set %s", text, p.assigned(a.u32(unix.NFTA_CT_SREG), f.kind))
 		return
 	}
@@ -411,7 +411,7 @@ func (p *printer) hash(a attributes) {
 		text = "jhash " + p.textOf(keys)
 	}
 	text += fmt.Sprintf(" mod %d", a.u32(unix.NFTA_HASH_MODULUS))
-	if a[unix.NFTA_HASH_SEED] != nil {
+	if a.get(unix.NFTA_HASH_SEED) != nil {
 		text += fmt.Sprintf(" seed 0x%x", a.u32(unix.NFTA_HASH_SEED))
 	}
 	p.put(a.u32(unix.NFTA_HASH_DREG), &value{text: text + offset(a.u32(unix.NFTA_HASH_OFFSET)), kind: integers, size: 4})

@@ -44,9 +44,9 @@ func (p *printer) lookup(a attributes) {
 	if a.u32(unix.NFTA_LOOKUP_FLAGS)&1 != 0 { // NFT_LOOKUP_F_INV
 		not = "!= "
 	}
-	to, maps := a[unix.NFTA_LOOKUP_DREG]
+	to := a.get(unix.NFTA_LOOKUP_DREG)
 	switch {
-	case !maps:
+	case to == nil:
 		p.add("%s %s%s", text, not, members)
 	case netlinkx.Uint32(to) == unix.NFT_REG_VERDICT:
 		p.add("%s vmap %s", text, members)
@@ -59,7 +59,7 @@ func (p *printer) lookup(a attributes) {
 // keys returns the values of which the key of a set consists.
 func (p *printer) keys(register uint32, s *Set) (list []*value) {
 	for at, size := key(register), 0; ; {
-		v := p.get(at)
+		v := p.at(at)
 		list = append(list, v)
 		words := max(1, (v.size+3)/4)
 		if size += 4 * words; s == nil || size >= s.KeySize || len(list) > unix.NFT_REG32_COUNT {

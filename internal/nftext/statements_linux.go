@@ -7,28 +7,44 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
 )
 
 type printing func(p *printer, a attributes)
 
+// named printings are in lists and not in maps: a plan prints thousands of expressions.
+type namedPrinting struct {
+	name  string
+	print printing
+}
+
+func find(name string, among []namedPrinting) printing {
+	for i := range among {
+		if among[i].name == name {
+			return among[i].print
+		}
+	}
+	return nil
+}
+
 // matchings are the expressions that load registers, and those that compare them.
 func matchings(name string) printing {
-	return map[string]printing{
-		"bitwise": (*printer).mask, "byteorder": (*printer).swap, "cmp": (*printer).compare, "ct": (*printer).connection, "exthdr": (*printer).option,
-		"fib": (*printer).fib, "hash": (*printer).hash, "lookup": (*printer).lookup, "match": (*printer).match, "meta": (*printer).meta, "numgen": (*printer).random,
-		"payload": (*printer).payload, "range": (*printer).between, "rt": (*printer).route, "immediate": (*printer).immediate,
-	}[name]
+	return find(name, []namedPrinting{
+		{"meta", (*printer).meta}, {"payload", (*printer).payload}, {"cmp", (*printer).compare}, {"lookup", (*printer).lookup}, {"immediate", (*printer).immediate},
+		{"bitwise", (*printer).mask}, {"byteorder", (*printer).swap}, {"ct", (*printer).connection}, {"exthdr", (*printer).option}, {"fib", (*printer).fib},
+		{"hash", (*printer).hash}, {"match", (*printer).match}, {"numgen", (*printer).random}, {"range", (*printer).between}, {"rt", (*printer).route},
+	})
 }
 
 // actions are the other expressions.
 func actions(name string) printing {
-	return map[string]printing{
-		"connlimit": (*printer).connlimit, "counter": func(p *printer, _ attributes) { p.add("counter") }, "dynset": (*printer).update,
-		"flow_offload": func(p *printer, a attributes) { p.add("flow add @%s", a.text(1)) }, // NFTA_FLOW_TABLE_NAME
-		"limit":        (*printer).limit, "log": (*printer).log, "masq": (*printer).masquerade, "nat": (*printer).nat,
-		"notrack": func(p *printer, _ attributes) { p.add("notrack") }, "objref": (*printer).object, "quota": (*printer).quota,
-		"redir": (*printer).redirect, "reject": (*printer).reject, "target": (*printer).target,
-	}[name]
+	return find(name, []namedPrinting{
+		{"counter", func(p *printer, _ attributes) { p.add("counter") }}, {"dynset", (*printer).update}, {"nat", (*printer).nat}, {"masq", (*printer).masquerade},
+		{"reject", (*printer).reject}, {"flow_offload", func(p *printer, a attributes) { p.add("flow add @%s", a.text(1)) }}, // NFTA_FLOW_TABLE_NAME
+		{"connlimit", (*printer).connlimit}, {"limit", (*printer).limit}, {"log", (*printer).log}, {"notrack", func(p *printer, _ attributes) { p.add("notrack") }},
+		{"objref", (*printer).object}, {"quota", (*printer).quota}, {"redir", (*printer).redirect}, {"target", (*printer).target},
+	})
 }
 
 // swap changes the byte order of a register.
@@ -60,7 +76,7 @@ func (p *printer) option(a attributes) {
 		p.unknown = true
 		text = fmt.Sprintf("exthdr %d", a.number(unix.NFTA_EXTHDR_TYPE))
 	}
-	if a[unix.NFTA_EXTHDR_SREG] != nil {
+	if a.get(unix.NFTA_EXTHDR_SREG) != nil {
 		p.add("%s set %s", text, p.assigned(a.u32(unix.NFTA_EXTHDR_SREG), numbers))
 		return
 	}
@@ -120,7 +136,7 @@ func (p *printer) quota(a attributes) {
 // object refers to an object of the table.
 func (p *printer) object(a attributes) {
 	name := map[uint32]string{1: "counter name", 2: "quota name", 3: "ct helper set", 4: "limit name"}[a.u32(unix.NFTA_OBJREF_IMM_TYPE)]
-	if name == "" || a[unix.NFTA_OBJREF_IMM_NAME] == nil {
+	if name == "" || a.get(unix.NFTA_OBJREF_IMM_NAME) == nil {
 		p.doubt("objref")
 		return
 	}
@@ -132,18 +148,18 @@ var logLevels = []string{"emerg", "alert", "crit", "err", "warn", "notice", "inf
 func (p *printer) log(a attributes) {
 	const usualLevel = 4
 	words := []string{"log"}
-	if a[unix.NFTA_LOG_PREFIX] != nil {
+	if a.get(unix.NFTA_LOG_PREFIX) != nil {
 		words = append(words, "prefix", strconv.Quote(a.text(unix.NFTA_LOG_PREFIX)))
 	}
 	for _, n := range []struct {
 		name string
 		at   uint16
 	}{{"group", unix.NFTA_LOG_GROUP}, {"snaplen", unix.NFTA_LOG_SNAPLEN}, {"queue-threshold", unix.NFTA_LOG_QTHRESHOLD}} {
-		if a[n.at] != nil && (n.at == unix.NFTA_LOG_GROUP || a.number(n.at) > 0) {
+		if a.get(n.at) != nil && (n.at == unix.NFTA_LOG_GROUP || a.number(n.at) > 0) {
 			words = append(words, n.name, fmt.Sprint(a.number(n.at)))
 		}
 	}
-	if level := a.u32(unix.NFTA_LOG_LEVEL); a[unix.NFTA_LOG_LEVEL] != nil && level != usualLevel && int(level) < len(logLevels) {
+	if level := a.u32(unix.NFTA_LOG_LEVEL); a.get(unix.NFTA_LOG_LEVEL) != nil && level != usualLevel && int(level) < len(logLevels) {
 		words = append(words, "level", logLevels[level])
 	}
 	p.unknown = p.unknown || a.u32(unix.NFTA_LOG_FLAGS) != 0
@@ -166,7 +182,7 @@ func (p *printer) reject(a attributes) {
 			with, codes = "icmpv6", icmp6Codes
 		}
 	}
-	text := codes.text(p, a[unix.NFTA_REJECT_ICMP_CODE])
+	text := codes.text(p, a.get(unix.NFTA_REJECT_ICMP_CODE))
 	if p.family == unix.NFPROTO_INET && with != "icmpx" {
 		p.take(unix.NFT_PAYLOAD_NETWORK_HEADER)
 		p.add("reject with %s %s", with, text)
@@ -224,8 +240,8 @@ func (p *printer) nat(a attributes) {
 	if a.u32(unix.NFTA_NAT_FAMILY) == unix.NFPROTO_IPV6 {
 		kind = address6
 	}
-	if a[unix.NFTA_NAT_REG_ADDR_MIN] != nil && p.get(a.u32(unix.NFTA_NAT_REG_ADDR_MIN)).data == nil { // of a map, which has the ports too
-		if a[unix.NFTA_NAT_REG_PROTO_MIN] != nil && p.family != unix.NFPROTO_INET {
+	if a.get(unix.NFTA_NAT_REG_ADDR_MIN) != nil && p.get(a.u32(unix.NFTA_NAT_REG_ADDR_MIN)).data == nil { // of a map, which has the ports too
+		if a.get(unix.NFTA_NAT_REG_PROTO_MIN) != nil && p.family != unix.NFPROTO_INET {
 			name += " " + Family(byte(a.u32(unix.NFTA_NAT_FAMILY)))
 		}
 		p.translation(name, p.assigned(a.u32(unix.NFTA_NAT_REG_ADDR_MIN), kind), a.u32(unix.NFTA_NAT_FLAGS))
@@ -249,11 +265,11 @@ func (p *printer) toPorts(a attributes, from, to uint16) string {
 
 // span prints a range between two registers, which may be one.
 func (p *printer) span(a attributes, from, to uint16, k *kind) string {
-	if a[from] == nil {
+	if a.get(from) == nil {
 		return ""
 	}
 	first := p.assigned(a.u32(from), k)
-	if a[to] == nil || a.u32(to) == a.u32(from) || p.assigned(a.u32(to), k) == first {
+	if a.get(to) == nil || a.u32(to) == a.u32(from) || p.assigned(a.u32(to), k) == first {
 		return first
 	}
 	return first + "-" + p.assigned(a.u32(to), k)
@@ -268,7 +284,7 @@ func (p *printer) update(a attributes) {
 		parts = append(parts, "timeout "+duration(ms))
 	}
 	inner := printer{family: p.family, set: p.set, device: p.device}
-	for typ, content := range a {
+	for typ, content := range netlinkx.Attributes(a) {
 		if typ == unix.NFTA_DYNSET_EXPR {
 			inner.expression(content)
 		}
@@ -276,7 +292,7 @@ func (p *printer) update(a attributes) {
 	if text := inner.text(); text != "" {
 		parts = append(parts, text)
 	}
-	if a[unix.NFTA_DYNSET_SREG_DATA] != nil {
+	if a.get(unix.NFTA_DYNSET_SREG_DATA) != nil {
 		data := p.get(a.u32(unix.NFTA_DYNSET_SREG_DATA))
 		p.unknown = p.unknown || data.data != nil // of a kind that the set knows
 		parts = append(parts, ": "+data.whole(p))

@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
-	"maps"
+	"iter"
 	"slices"
 	"strings"
 
@@ -21,9 +21,9 @@ type Rule struct {
 	Rejects, Unknown bool
 }
 
-// Print prints the expressions of a rule, NFTA_RULE_EXPRESSIONS of linux/netfilter/nf_tables.h. set returns a set of
-// its table, nil if it cannot be read, and device the name of an interface, empty if it has none.
-func Print(family byte, expressions []byte, set func(name string) *Set, device func(index uint32) string) Rule {
+// Print prints the expressions of a rule: the elements of NFTA_RULE_EXPRESSIONS of linux/netfilter/nf_tables.h. set
+// returns a set of its table, nil if it cannot be read, and device the name of an interface, empty if it has none.
+func Print(family byte, expressions iter.Seq[[]byte], set func(name string) *Set, device func(index uint32) string) Rule {
 	p := printer{family: family, set: set, device: device}
 	p.rule(expressions)
 	return Rule{p.text(), p.comment, p.rejects, p.unknown}
@@ -37,8 +37,8 @@ const (
 
 // VerdictOf names the verdict of NFTA_DATA_VERDICT; empty if there is none.
 func VerdictOf(encoded []byte) string {
-	v := attributesOf(encoded)
-	if v[verdictCode] == nil {
+	v := attributes(encoded)
+	if v.get(verdictCode) == nil {
 		return ""
 	}
 	return Verdict(v.u32(verdictCode), v.text(verdictChain))
@@ -51,7 +51,7 @@ type printer struct {
 	set        func(name string) *Set                     // nil if it cannot be read
 	device     func(index uint32) string                  // the name of an interface
 	statements []string                                   // those that were taken back are empty
-	registers  map[uint32]*value                          // by the first four bytes
+	registers  [unix.NFT_REG32_COUNT]*value               // by the first four bytes
 	network    string                                     // protocol that the packet is known to have: "ip", "ip6"
 	transport  string                                     // "tcp", "udp", "icmp", …
 	implied    [unix.NFT_PAYLOAD_TRANSPORT_HEADER + 1]int // by base: number of the statement that the next field of the protocol implies
@@ -72,10 +72,9 @@ type value struct {
 }
 
 // rule prints the expressions of a rule.
-func (p *printer) rule(encoded []byte) {
-	p.registers = map[uint32]*value{}
+func (p *printer) rule(expressions iter.Seq[[]byte]) {
 	p.network = map[byte]string{unix.NFPROTO_IPV4: "ip", unix.NFPROTO_IPV6: "ip6"}[p.family]
-	for _, e := range netlinkx.Attributes(encoded) {
+	for e := range expressions {
 		p.expression(e)
 	}
 }
@@ -87,7 +86,7 @@ func (p *printer) text() string {
 // expression prints one expression, or sets a register.
 func (p *printer) expression(encoded []byte) {
 	name := netlinkx.String(netlinkx.Find(encoded, unix.NFTA_EXPR_NAME))
-	data := attributesOf(netlinkx.Find(encoded, unix.NFTA_EXPR_DATA))
+	data := attributes(netlinkx.Find(encoded, unix.NFTA_EXPR_DATA))
 	if matches := matchings(name); matches != nil {
 		matches(p, data)
 		return
@@ -100,17 +99,16 @@ func (p *printer) expression(encoded []byte) {
 	p.implied = [len(p.implied)]int{} // what comes after an action implies nothing before it
 }
 
-// attributes are those of an expression, by type. What is missing is nil.
-type attributes map[uint16][]byte
+// attributes are those of an expression.
+type attributes []byte
 
-func attributesOf(b []byte) attributes {
-	return maps.Collect(netlinkx.Attributes(b))
-}
+// get returns the value of an attribute; nil if it is missing.
+func (a attributes) get(typ uint16) []byte { return netlinkx.Find(a, typ) }
 
 // number returns a number in network byte order; 0 if it is missing.
 func (a attributes) number(typ uint16) uint64 {
 	var n uint64
-	for _, b := range a[typ] {
+	for _, b := range a.get(typ) {
 		n = n<<8 | uint64(b)
 	}
 	return n
@@ -118,10 +116,10 @@ func (a attributes) number(typ uint16) uint64 {
 
 func (a attributes) u32(typ uint16) uint32 { return uint32(a.number(typ)) }
 
-func (a attributes) text(typ uint16) string { return netlinkx.String(a[typ]) }
+func (a attributes) text(typ uint16) string { return netlinkx.String(a.get(typ)) }
 
 // data is the content of a value.
-func (a attributes) data(typ uint16) []byte { return netlinkx.Find(a[typ], unix.NFTA_DATA_VALUE) }
+func (a attributes) data(typ uint16) []byte { return netlinkx.Find(a.get(typ), unix.NFTA_DATA_VALUE) }
 
 func (p *printer) add(format string, args ...any) {
 	p.statements = append(p.statements, fmt.Sprintf(format, args...))
@@ -133,22 +131,29 @@ func (p *printer) doubt(format string, args ...any) {
 	p.add(format, args...)
 }
 
-// key returns the key of a register: one of 16 bytes is the first of four.
+// key returns the index of a register: one of 16 bytes is the first of four.
 func key(register uint32) uint32 {
 	if register < unix.NFT_REG32_00 {
-		return unix.NFT_REG32_00 + (register-1)*4
+		return (register - 1) * 4
 	}
-	return register
+	return register - unix.NFT_REG32_00
 }
 
-func (p *printer) get(register uint32) *value {
-	if v := p.registers[key(register)]; v != nil {
-		return v
+// at returns what a register has, by its key.
+func (p *printer) at(key uint32) *value {
+	if key < uint32(len(p.registers)) && p.registers[key] != nil {
+		return p.registers[key]
 	}
 	return &value{kind: numbers, text: "?"}
 }
 
-func (p *printer) put(register uint32, v *value) { p.registers[key(register)] = v }
+func (p *printer) get(register uint32) *value { return p.at(key(register)) }
+
+func (p *printer) put(register uint32, v *value) {
+	if at := key(register); at < uint32(len(p.registers)) {
+		p.registers[at] = v
+	}
+}
 
 // imply marks the last statement as one that a field of a protocol implies.
 func (p *printer) imply(base uint32) { p.implied[base] = len(p.statements) }
@@ -186,7 +191,8 @@ func (p *printer) compare(a attributes) {
 
 // compared returns the text of a comparison.
 func (p *printer) compared(v *value, op uint32, data []byte) string {
-	operator := map[uint32]string{unix.NFT_CMP_NEQ: "!= ", unix.NFT_CMP_LT: "< ", unix.NFT_CMP_LTE: "<= ", unix.NFT_CMP_GT: "> ", unix.NFT_CMP_GTE: ">= "}[op]
+	operators := [...]string{unix.NFT_CMP_NEQ: "!= ", unix.NFT_CMP_LT: "< ", unix.NFT_CMP_LTE: "<= ", unix.NFT_CMP_GT: "> ", unix.NFT_CMP_GTE: ">= "}
+	operator := operators[op%uint32(len(operators))]
 	text, zero := v.print(p, data), len(bytes.Trim(data, "\x00")) == 0
 	switch {
 	case v.mask == nil:
@@ -312,7 +318,7 @@ func ones(mask []byte) (n int) {
 
 // immediate prints the end of a rule, or sets a register to a constant.
 func (p *printer) immediate(a attributes) {
-	data := a[unix.NFTA_IMMEDIATE_DATA]
+	data := a.get(unix.NFTA_IMMEDIATE_DATA)
 	if verdict := netlinkx.Find(data, unix.NFTA_DATA_VERDICT); verdict != nil {
 		p.add("%s", VerdictOf(verdict))
 		return

@@ -1,6 +1,7 @@
 package spctl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -75,12 +76,8 @@ type app struct {
 // prints its error, which cobra does not: see ExitStatus.
 func New(options Options) *cobra.Command {
 	const timeout = 30 * time.Second
-	if options.Use == "" {
-		options.Use = "spctl"
-	}
-	if options.Address == "" {
-		options.Address = DefaultAddress
-	}
+	options.Use = cmp.Or(options.Use, "spctl")
+	options.Address = cmp.Or(options.Address, DefaultAddress)
 	a := &app{options: options, output: asTable}
 	command := &cobra.Command{
 		Use:           options.Use,

@@ -64,9 +64,7 @@ type PublishOptions struct {
 // watches one object. First it clears the report of a process before it.
 func (c *Client) Publish(ctx context.Context, o PublishOptions) error {
 	o.Namespace = cmp.Or(o.Namespace, LeaseNamespace)
-	if o.Logger == nil {
-		o.Logger = zap.NewNop()
-	}
+	o.Logger = cmp.Or(o.Logger, zap.NewNop())
 	p := &publisher{client: c, options: o, wanted: make(chan time.Duration, 1)}
 	p.save = p.put
 	var writing sync.WaitGroup
