@@ -31,19 +31,41 @@ func find(name string, among []namedPrinting) printing {
 // matchings are the expressions that load registers, and those that compare them.
 func matchings(name string) printing {
 	return find(name, []namedPrinting{
-		{"meta", (*printer).meta}, {"payload", (*printer).payload}, {"cmp", (*printer).compare}, {"lookup", (*printer).lookup}, {"immediate", (*printer).immediate},
-		{"bitwise", (*printer).mask}, {"byteorder", (*printer).swap}, {"ct", (*printer).connection}, {"exthdr", (*printer).option}, {"fib", (*printer).fib},
-		{"hash", (*printer).hash}, {"match", (*printer).match}, {"numgen", (*printer).random}, {"range", (*printer).between}, {"rt", (*printer).route},
+		{"meta", (*printer).meta},
+		{"payload", (*printer).payload},
+		{"cmp", (*printer).compare},
+		{"lookup", (*printer).lookup},
+		{"immediate", (*printer).immediate},
+		{"bitwise", (*printer).mask},
+		{"byteorder", (*printer).swap},
+		{"ct", (*printer).connection},
+		{"exthdr", (*printer).option},
+		{"fib", (*printer).fib},
+		{"hash", (*printer).hash},
+		{"match", (*printer).match},
+		{"numgen", (*printer).random},
+		{"range", (*printer).between},
+		{"rt", (*printer).route},
 	})
 }
 
 // actions are the other expressions.
 func actions(name string) printing {
 	return find(name, []namedPrinting{
-		{"counter", func(p *printer, _ attributes) { p.add("counter") }}, {"dynset", (*printer).update}, {"nat", (*printer).nat}, {"masq", (*printer).masquerade},
-		{"reject", (*printer).reject}, {"flow_offload", func(p *printer, a attributes) { p.add("flow add @%s", a.text(1)) }}, // NFTA_FLOW_TABLE_NAME
-		{"connlimit", (*printer).connlimit}, {"limit", (*printer).limit}, {"log", (*printer).log}, {"notrack", func(p *printer, _ attributes) { p.add("notrack") }},
-		{"objref", (*printer).object}, {"quota", (*printer).quota}, {"redir", (*printer).redirect}, {"target", (*printer).target},
+		{"counter", func(p *printer, _ attributes) { p.add("counter") }},
+		{"dynset", (*printer).update},
+		{"nat", (*printer).nat},
+		{"masq", (*printer).masquerade},
+		{"reject", (*printer).reject},
+		{"flow_offload", func(p *printer, a attributes) { p.add("flow add @%s", a.text(1)) }}, // NFTA_FLOW_TABLE_NAME
+		{"connlimit", (*printer).connlimit},
+		{"limit", (*printer).limit},
+		{"log", (*printer).log},
+		{"notrack", func(p *printer, _ attributes) { p.add("notrack") }},
+		{"objref", (*printer).object},
+		{"quota", (*printer).quota},
+		{"redir", (*printer).redirect},
+		{"target", (*printer).target},
 	})
 }
 
