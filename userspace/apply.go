@@ -151,16 +151,18 @@ func (e *Engine) setService(ctx context.Context, want *desired.Service, listener
 	}
 	s.balancer.update(want)
 	s.drainer.update(func(endpoint netip.AddrPort) bool { return !s.balancer.serves(endpoint) }, goneFrom(want))
-	var err error
+	var errs []error // none is the usual case, and costs no memory
 	if e.portals != nil {
-		err = e.reserve(s, want)
-	}
-	for key, p := range listeners {
-		if socketErr := e.setSocket(ctx, want, s, key, &p); socketErr != nil {
-			err = errors.Join(err, socketErr)
+		if err := e.reserve(s, want); err != nil {
+			errs = append(errs, err)
 		}
 	}
-	return err
+	for key, p := range listeners {
+		if err := e.setSocket(ctx, want, s, key, &p); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // goneFrom tells which endpoints are gone for good, nil if connections to them do not end.

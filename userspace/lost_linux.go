@@ -1,7 +1,7 @@
 package userspace
 
 import (
-	"net/netip"
+	"encoding/binary"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -9,19 +9,39 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// isLost reports whether a socket that is open here does not serve its address any more: root can close
-// sockets of others, such as with ss -K (SOCK_DESTROY).
-func isLost(conn syscall.RawConn, protocol desired.Protocol, at netip.AddrPort) (lost bool) {
+// kernelState is what the kernel says of an open socket. It is another one after root has closed the socket,
+// such as with ss -K (SOCK_DESTROY): then one of TCP accepts nobody, and one of UDP has another port or no device.
+type kernelState struct {
+	closed bool // by this process
+	tcp    byte // the state; of the listening subflow with Multipath TCP
+	port   uint16
+	device string
+}
+
+func stateOf(conn syscall.RawConn, protocol desired.Protocol) (s kernelState) {
 	err := conn.Control(func(fd uintptr) {
 		if protocol == desired.TCP {
-			accepts, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ACCEPTCONN)
-			lost = err != nil || accepts == 0
+			s.tcp = tcpState(int(fd))
 			return
 		}
-		name, err := unix.Getsockname(int(fd)) // it has no port any more
-		lost = err != nil || portOf(name) != at.Port()
+		if name, err := unix.Getsockname(int(fd)); err == nil {
+			s.port = portOf(name)
+		}
+		s.device, _ = unix.GetsockoptString(int(fd), unix.SOL_SOCKET, unix.SO_BINDTODEVICE) // none without an error
 	})
-	return lost || err != nil
+	s.closed = err != nil
+	return s
+}
+
+// tcpState is tcpi_state of linux/tcp.h. Linux before 5.16 does not tell it of Multipath TCP: there it is whether
+// the socket accepts connections.
+func tcpState(fd int) byte {
+	info, err := unix.GetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+	if err == nil {
+		return binary.NativeEndian.AppendUint32(nil, uint32(info))[0]
+	}
+	accepts, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN)
+	return byte(accepts)
 }
 
 func portOf(name unix.Sockaddr) uint16 {

@@ -3,11 +3,12 @@
 package userspace
 
 import (
-	"net/netip"
 	"syscall"
 
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// isLost returns false: this system is not asked.
-func isLost(syscall.RawConn, desired.Protocol, netip.AddrPort) bool { return false }
+// kernelState is nothing: this system is not asked.
+type kernelState struct{}
+
+func stateOf(syscall.RawConn, desired.Protocol) kernelState { return kernelState{} }

@@ -94,7 +94,7 @@ func (e *Engine) openTCP(ctx context.Context, s *socket, at Site) (net.Addr, err
 	if err != nil {
 		return nil, err
 	}
-	s.conn = rawConn(l)
+	s.setConn(l)
 	s.close = func() { _ = l.Close() } // ends accept
 	s.start = func() { serveTCP(ctx, s, l) }
 	return l.Addr(), nil
@@ -105,19 +105,18 @@ func (e *Engine) openUDP(ctx context.Context, s *socket, at Site) (net.Addr, err
 	if err != nil {
 		return nil, err
 	}
-	s.conn = rawConn(c)
+	s.setConn(c)
 	s.start = func() { serveUDP(ctx, s, c) }
 	return c.LocalAddr(), nil
 }
 
-// rawConn returns the socket of a listener; nil if it has none.
-func rawConn(listener any) syscall.RawConn {
+// setConn remembers the socket of a listener, if it has one.
+func (s *socket) setConn(listener any) {
 	if c, ok := listener.(syscall.Conn); ok {
 		if raw, err := c.SyscallConn(); err == nil {
-			return raw
+			s.conn, s.opened = raw, stateOf(raw, s.protocol)
 		}
 	}
-	return nil
 }
 
 func (e *Engine) network(p desired.Protocol) string {

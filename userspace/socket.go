@@ -26,6 +26,7 @@ type socket struct {
 	family    v1.IPFamily
 	protocol  desired.Protocol
 	conn      syscall.RawConn // nil for a listener of a hook that is no socket
+	opened    kernelState     // of conn, when it was opened
 	config    *Config
 	log       *zap.Logger
 	balancer  *balancer
@@ -73,7 +74,7 @@ func (s *socket) quit() {
 }
 
 // isLost reports whether another program has closed the socket.
-func (s *socket) isLost() bool { return s.conn != nil && isLost(s.conn, s.protocol, s.site.Addr) }
+func (s *socket) isLost() bool { return s.conn != nil && stateOf(s.conn, s.protocol) != s.opened }
 
 // Accepting connections and reading datagrams is retried after a pause, for example when
 // too many files are open. The pause doubles with each error.

@@ -11,7 +11,7 @@ import (
 )
 
 // Verify is for proxier.Abilities: it compares the open sockets with those that a new engine
-// would open, and on Linux with those of the network namespace, since root can close sockets of
+// would open, and on Linux asks the kernel whether each still serves, since root can close sockets of
 // others. It asks the engine of the portals too. SCTP, which is not proxied, is no difference.
 func (e *Engine) Verify(ctx context.Context, update desired.Update) (report proxier.Verification, err error) {
 	planner := &Engine{config: e.config, family: e.family, portals: e.portals, globals: update.Globals}

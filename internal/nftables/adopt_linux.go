@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"cmp"
 	"encoding/binary"
 	"net/netip"
 	"slices"
@@ -53,7 +54,7 @@ func (t *takeover) adoptAffinity(s *desired.Service, numbers map[uint32][]number
 		}
 	}
 	best := mostVotes(votes, taken)
-	if best == 0 {
+	if best == 0 || t.state.affinity.services[s.Name] != nil {
 		return nil
 	}
 	taken[best] = true
@@ -233,7 +234,7 @@ func (o *observation) numberedEndpoints() map[uint32][]numbered {
 		}
 	}
 	for _, list := range byKey {
-		slices.SortFunc(list, func(a, b numbered) int { return int(a.number) - int(b.number) })
+		slices.SortFunc(list, func(a, b numbered) int { return cmp.Or(cmp.Compare(a.number, b.number), a.addr.Compare(b.addr)) })
 	}
 	return byKey
 }

@@ -183,10 +183,14 @@ func deviceName(b []byte) string {
 }
 
 func (p *printer) deviceOf(index uint32) string {
-	if name := p.device(index); name != "" {
-		return strconv.Quote(name)
+	name := ""
+	if p.device != nil {
+		name = p.device(index)
 	}
-	return strconv.FormatUint(uint64(index), 10)
+	if name == "" {
+		return strconv.FormatUint(uint64(index), 10)
+	}
+	return strconv.Quote(name)
 }
 
 // field is a part of a packet, or of what the kernel knows about it.
@@ -232,7 +236,8 @@ func (p *printer) payload(a attributes) {
 	list := p.fieldsAt(base, at, size)
 	if len(list) == 0 {
 		p.unknown = true
-		text := fmt.Sprintf("@%s,%d,%d", [...]string{"ll", "nh", "th"}[min(base, unix.NFT_PAYLOAD_TRANSPORT_HEADER)], at*8, size*8)
+		names := [...]string{"ll", "nh", "th", "ih"}
+		text := fmt.Sprintf("@%s,%d,%d", names[base%uint32(len(names))], at*8, size*8)
 		list = []*value{{text: text, kind: raw, size: int(size)}}
 	} else {
 		p.take(base)
@@ -259,8 +264,10 @@ func (p *printer) fieldsAt(base, offset, size uint32) (list []*value) {
 
 // fieldAt returns the longest field of at most some bytes, and its size.
 func (p *printer) fieldAt(base, offset, most uint32) (f field, size uint32) {
-	at := fieldAt{"ether", offset, most}
+	at := fieldAt{"", offset, most}
 	switch base {
+	case unix.NFT_PAYLOAD_LL_HEADER:
+		at.header = "ether"
 	case unix.NFT_PAYLOAD_NETWORK_HEADER:
 		at.header = p.network
 		if f, size = p.addressAt(at); size > 0 {
@@ -271,6 +278,8 @@ func (p *printer) fieldAt(base, offset, most uint32) (f field, size uint32) {
 		if at.header == "icmp" || at.header == "ipv6-icmp" { // implies the IP family too
 			p.take(unix.NFT_PAYLOAD_NETWORK_HEADER)
 		}
+	default: // of the content of the transport, nothing is known
+		return f, 0
 	}
 	for ; at.size > 0; at.size-- {
 		if f = headerFields[at]; f.kind != nil {

@@ -297,6 +297,9 @@ func (p *printer) span(a attributes, from, to uint16, k *kind) string {
 	return first + "-" + p.assigned(a.u32(to), k)
 }
 
+// dynsetExpressions is NFTA_DYNSET_EXPRESSIONS of linux/netfilter/nf_tables.h: there are several.
+const dynsetExpressions = 10
+
 // update changes an element of a set.
 func (p *printer) update(a attributes) {
 	name := a.text(unix.NFTA_DYNSET_SET_NAME)
@@ -307,8 +310,13 @@ func (p *printer) update(a attributes) {
 	}
 	inner := printer{family: p.family, set: p.set, device: p.device}
 	for typ, content := range netlinkx.Attributes(a) {
-		if typ == unix.NFTA_DYNSET_EXPR {
+		switch typ {
+		case unix.NFTA_DYNSET_EXPR:
 			inner.expression(content)
+		case dynsetExpressions:
+			for e := range netlinkx.Values(content) {
+				inner.expression(e)
+			}
 		}
 	}
 	if text := inner.text(); text != "" {

@@ -144,6 +144,7 @@ func (p *printer) at(key uint32) *value {
 	if key < uint32(len(p.registers)) && p.registers[key] != nil {
 		return p.registers[key]
 	}
+	p.unknown = true
 	return &value{kind: numbers, text: "?"}
 }
 

@@ -355,7 +355,8 @@ func TestTheNextProcessHasThePorts(t *testing.T) {
 	}
 }
 
-// TestASocketThatRootHasClosedIsOpenedAgain by a full sync, as with ss -K.
+// TestASocketThatRootHasClosedIsOpenedAgain by a full sync, as with ss -K. One of UDP that is bound to a port only
+// loses its device, so that it would take what comes to the port at other devices.
 func TestASocketThatRootHasClosedIsOpenedAgain(t *testing.T) {
 	n := newNode(t, func(c *userspace.Config) { c.FullSyncPeriod = time.Nanosecond })
 	n.servers(t)
@@ -363,12 +364,18 @@ func TestASocketThatRootHasClosedIsOpenedAgain(t *testing.T) {
 	n.set("web", 1)
 	n.sync(t)
 	n.mustServe(t, 30080, "1")
-	netnstest.Check(t, n.ns.CloseSocket("tcp", netip.MustParseAddrPort("127.0.0.1:30080"), "lo"))
-	if _, err := netns.Ask(t.Context(), n.ns, "tcp", netip.MustParseAddrPort("127.0.0.1:30080"), netns.AskOptions{}); !isRefused(err) {
+	at := netip.MustParseAddrPort("127.0.0.1:30080")
+	for _, network := range []string{"tcp", "udp"} {
+		netnstest.Check(t, n.ns.CloseSocket(network, at, "lo"))
+	}
+	if _, err := netns.Ask(t.Context(), n.ns, "tcp", at, netns.AskOptions{}); !isRefused(err) {
 		t.Fatalf("a client of the closed socket: %v, want it refused", err)
 	}
 	n.sync(t)
 	n.mustServe(t, 30080, "1")
+	if err := n.ns.CloseSocket("udp", at, "lo"); err != nil {
+		t.Errorf("no UDP socket is bound to lo: %v", err)
+	}
 }
 
 // TestManyNodePorts: 2,000 node ports at localhost cost one descriptor each and no full sync.
