@@ -13,7 +13,7 @@ import (
 // such as with ss -K (SOCK_DESTROY): then one of TCP accepts nobody, and one of UDP has another port or no device.
 type kernelState struct {
 	closed bool // by this process
-	tcp    byte // the state; of the listening subflow with Multipath TCP
+	tcp    byte // see tcpState
 	port   uint16
 	device string
 }
@@ -33,12 +33,13 @@ func stateOf(conn syscall.RawConn, protocol desired.Protocol) (s kernelState) {
 	return s
 }
 
-// tcpState is tcpi_state of linux/tcp.h. Linux before 5.16 does not tell it of Multipath TCP: there it is whether
-// the socket accepts connections.
+// tcpState is whether a socket accepts connections. With Multipath TCP it is tcpi_state of linux/tcp.h, of the
+// subflow that listens, which Linux before 5.16 does not tell.
 func tcpState(fd int) byte {
-	info, err := unix.GetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-	if err == nil {
-		return binary.NativeEndian.AppendUint32(nil, uint32(info))[0]
+	if protocol, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL); err == nil && protocol == unix.IPPROTO_MPTCP {
+		if info, err := unix.GetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
+			return binary.NativeEndian.AppendUint32(nil, uint32(info))[0]
+		}
 	}
 	accepts, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN)
 	return byte(accepts)
