@@ -125,6 +125,13 @@ func (d *datagrams) load(peers *ebpf.Map) error {
 	return nil
 }
 
+// The names in stale.c.
+const (
+	programFind    = "find"
+	programDestroy = "destroy"
+	mapDoomed      = "doomed"
+)
+
 func loadStale(addrLen int) (*ebpf.Collection, error) {
 	objects, err := loadObject("stale", addrLen)
 	if err != nil {
@@ -371,7 +378,7 @@ func parseConnected(b []byte, addrLen int) (all []connected, err error) {
 
 // stale returns the sockets to end.
 func (d *datagrams) stale() ([]connected, error) {
-	raw, err := iterate(d.loaded.Programs["find"], d.peers)
+	raw, err := iterate(d.loaded.Programs[programFind], d.peers)
 	if err != nil {
 		return nil, fmt.Errorf("list UDP sockets: %w", err)
 	}
@@ -418,7 +425,7 @@ func (d *datagrams) end(ctx context.Context, stale []connected, message string) 
 			left = append(left, sockets...)
 			continue
 		}
-		for part := range slices.Chunk(sockets, int(d.loaded.Maps["doomed"].MaxEntries())) {
+		for part := range slices.Chunk(sockets, int(d.loaded.Maps[mapDoomed].MaxEntries())) {
 			if err := ctx.Err(); err != nil {
 				return left, err
 			}
@@ -456,13 +463,13 @@ func (d *datagrams) pathsOf(wanted map[uint64][]connected) (map[uint64]string, e
 
 // endIn ends sockets of one network namespace.
 func (d *datagrams) endIn(path string, sockets []connected) (ended int, err error) {
-	doomed := d.loaded.Maps["doomed"]
+	doomed := d.loaded.Maps[mapDoomed]
 	for _, c := range sockets {
 		value := binary.BigEndian.AppendUint16(c.endpoint.Addr().AsSlice(), c.endpoint.Port()) // and whether it has ended
 		err = errors.Join(err, doomed.Put(c.cookie, append(value, 0, 0)))
 	}
 	err = errors.Join(err, namespace.Visit(path, func() error {
-		_, err := iterate(d.loaded.Programs["destroy"], nil)
+		_, err := iterate(d.loaded.Programs[programDestroy], nil)
 		return err
 	}))
 	for _, c := range sockets {
