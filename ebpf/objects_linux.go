@@ -35,7 +35,7 @@ func loadable(order binary.ByteOrder) error {
 	return nil
 }
 
-// loadObject returns what ebpf loads of an object. It is for little-endian machines: others have rules alone.
+// loadObject returns the programs and maps of an object, on a little-endian machine: others have rules alone.
 func loadObject(source string, addrLen int) (*ebpf.CollectionSpec, error) {
 	if err := loadable(binary.NativeEndian); err != nil {
 		return nil, err

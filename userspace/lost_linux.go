@@ -9,8 +9,8 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// kernelState is what the kernel says of an open socket. It is another one after root has closed the socket,
-// such as with ss -K (SOCK_DESTROY): then one of TCP accepts nobody, and one of UDP has another port or no device.
+// kernelState is what the kernel says of an open socket. It changes when root closes the socket, such as with
+// ss -K (SOCK_DESTROY): a TCP socket accepts nobody then, a UDP socket loses its port or its device.
 type kernelState struct {
 	closed bool // by this process
 	tcp    byte // see tcpState

@@ -154,7 +154,7 @@ func (r inetDiagRequest) Len() int { return len(r) }
 func (r inetDiagRequest) Serialize() []byte { return r }
 
 // CloseSocket closes a socket of any process that listens at an address, tcp or udp, as ss -K does. A socket
-// that is bound to a device needs its name. The kernel refuses to close one of Multipath TCP.
+// that is bound to a device needs its name. Newer kernels refuse to close a socket of Multipath TCP.
 func (n *NS) CloseSocket(network string, at netip.AddrPort, device string) error {
 	const size, portAt, addressAt, linkAt, cookieAt = 56, 8, 12, 44, 48
 	request := make(inetDiagRequest, size)

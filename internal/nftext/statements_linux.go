@@ -13,7 +13,8 @@ import (
 
 type printing func(p *printer, a attributes)
 
-// named printings are in lists and not in maps: a plan prints thousands of expressions.
+// namedPrinting prints the expression of a name. They are in lists, which cost no memory, as maps would: a plan
+// prints hundreds of expressions.
 type namedPrinting struct {
 	name  string
 	print printing

@@ -1,5 +1,5 @@
-// Kubernetes is a program with the types that this module reads, and nothing of this module: what no
-// program with parts of it can be below.
+// Kubernetes is a program with the types that this module reads, and nothing of this module. A program with
+// parts of this module is larger.
 package main
 
 import (
