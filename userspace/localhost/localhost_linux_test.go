@@ -368,9 +368,6 @@ func TestASocketThatRootHasClosedIsOpenedAgain(t *testing.T) {
 	for _, network := range []string{"tcp", "udp"} {
 		netnstest.Check(t, n.ns.CloseSocket(network, at, "lo"))
 	}
-	if _, err := netns.Ask(t.Context(), n.ns, "tcp", at, netns.AskOptions{}); !isRefused(err) {
-		t.Fatalf("a client of the closed socket: %v, want it refused", err)
-	}
 	n.sync(t)
 	n.mustServe(t, 30080, "1")
 	if err := n.ns.CloseSocket("udp", at, "lo"); err != nil {
