@@ -235,7 +235,7 @@ func (s *suite) run(ctx context.Context, t *testing.T, sc scenario) {
 		defer st.provider.OnServiceCIDRsChanged(nil)
 	}
 	st.publish(ctx, t, sc.services...)
-	defer func() { st.publish(ctx, t) }()
+	defer st.withdraw() // the next scenario's sync deletes them
 	if sc.play != nil {
 		sc.play(ctx, t, st)
 	} else {

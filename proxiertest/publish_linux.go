@@ -62,6 +62,14 @@ func (s *stage) publish(ctx context.Context, t *testing.T, services ...service) 
 	}
 }
 
+// withdraw deletes the API objects of the stage's services, and waits for nothing.
+func (s *stage) withdraw() {
+	for _, p := range s.services {
+		s.remove(p)
+	}
+	s.services = nil
+}
+
 func (s *stage) add(spec service) {
 	s.serial++
 	p := &published{number: s.serial}

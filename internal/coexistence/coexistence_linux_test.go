@@ -7,6 +7,7 @@ import (
 	"go.uber.org/goleak"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/serviceplane/serviceplane/internal/chance"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
@@ -30,8 +31,12 @@ func TestMain(m *testing.M) {
 func TestBeside(t *testing.T) {
 	mustRoots(t)
 	table := readTable(t)
+	programs := corpus()
+	if !*update {
+		programs = chance.Some(t, len(programs)/2, programs...)
+	}
 	t.Run("programs", func(t *testing.T) {
-		for _, f := range corpus() {
+		for _, f := range programs {
 			for _, e := range engines() {
 				t.Run(f.name+"/"+e.name, func(t *testing.T) {
 					t.Parallel()

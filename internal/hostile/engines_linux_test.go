@@ -29,7 +29,7 @@ import (
 var (
 	part  = flag.Int("hostile.part", 64, "engines get this part of each object; 1 for all of it")
 	only  = flag.String("hostile.only", "", "only objects whose names begin so")
-	draws = flag.Int("hostile.objects", 3, "how many objects a kernel gets, of all")
+	draws = flag.Int("hostile.objects", 1, "how many objects a kernel gets, of all")
 )
 
 // planners are all engines. What they plan needs no kernel.

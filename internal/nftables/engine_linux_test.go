@@ -22,6 +22,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/chance"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
@@ -505,18 +506,18 @@ func (k *faultyKernel) query(ctx context.Context, w *wire, each func(int, []byte
 }
 
 // TestAnyFailedMessageIsMadeUpFor makes each netlink message of a load and of a
-// change fail in turn. The next full sync must bring the table to the wanted
-// state, and the one after it must write nothing.
+// change fail in turn, or after the first ones some by chance. The next full sync must bring the
+// table to the wanted state, and the one after it must write nothing.
 func TestAnyFailedMessageIsMadeUpFor(t *testing.T) {
 	bothFamilies(t, func(t *testing.T, w *world) {
-		ns := netnstest.New(t)
-		e := w.engine(t, ns)
+		draw := chance.New(t)
+		e := w.engine(t, netnstest.New(t))
 		failAt := e.makeFaulty()
 		m := model{}
 		load := func() desired.Update { return m.full(w) }
 		change := func() desired.Update { return m.step(w, 10, 4) }
 		for what, next := range map[string]func() desired.Update{"load": load, "change": change} {
-			failed := 0
+			failed, at := 0, 1
 			for {
 				for n := range 10 {
 					m[name(n)] = w.service(n)
@@ -527,7 +528,7 @@ func TestAnyFailedMessageIsMadeUpFor(t *testing.T) {
 						t.Fatalf("clean up: %v", err)
 					}
 				}
-				failAt.Store(int64(failed + 1))
+				failAt.Store(int64(at))
 				_, err := e.Apply(t.Context(), next())
 				left := failAt.Swap(0)
 				if left > 0 {
@@ -535,11 +536,14 @@ func TestAnyFailedMessageIsMadeUpFor(t *testing.T) {
 				}
 				failed++
 				if err == nil {
-					t.Fatalf("%s: message %d failed and Apply did not notice", what, failed)
+					t.Fatalf("%s: message %d failed and Apply did not notice", what, at)
 				}
 				mustApply(t, e, m.full(w))
 				mustMatch(t, e, m)
-				mustWriteNothing(t, e, m.full(w), fmt.Sprintf("%s: after failure at message %d", what, failed))
+				mustWriteNothing(t, e, m.full(w), fmt.Sprintf("%s: after failure at message %d", what, at))
+				if at++; at > 16 {
+					at += draw.IntN(chance.Few(16, 1))
+				}
 			}
 			t.Logf("%s: %d messages failed in turn", what, failed)
 			if failed < 5 {

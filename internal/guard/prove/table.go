@@ -123,12 +123,12 @@ func packets() []proof {
 		{
 			name: "transitions", proves: "Whatever changes of a Service, no connection and no datagram is lost while an endpoint is right.",
 			packages: refusals, needs: refusalsNeed,
-			whole: test(8, "./internal/refusals", "-run=^TestTransitions", "-refusals.asks=20000"), short: test(2, "./internal/refusals", "-run=^TestTransitions"),
+			whole: test(8, "./internal/refusals", "-run=^TestTransitions", "-refusals.asks=20000").with(all), short: test(2, "./internal/refusals", "-run=^TestTransitions"),
 		},
 		{
 			name: "coexistence", proves: "Rules of firewalls, container engines and CNI plugins stay, and packets fare beside them.",
 			packages: []string{"./internal/coexistence"}, files: []string{"hack/foreign.sh"}, needs: kernel(foreign),
-			whole: test(4, "./internal/coexistence"),
+			whole: test(4, "./internal/coexistence").with(all), short: test(2, "./internal/coexistence"),
 		},
 	}
 }

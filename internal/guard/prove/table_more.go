@@ -53,7 +53,15 @@ func clusters() []proof {
 		{
 			name: "hostile", proves: "Every object at the limits of the API server costs no more than SECURITY.md says.",
 			packages: []string{"./internal/hostile"}, needs: kernel(),
-			whole: test(15, "./internal/hostile", "-hostile.objects=100"), short: test(2, "./internal/hostile"),
+			whole: test(15, "./internal/hostile", "-hostile.objects=100"), short: test(2, "./internal/hostile", "-hostile.objects=3"),
+		},
+		{
+			name: "growth", proves: "Twice the input takes no more than about twice the time, whatever reads, plans, writes or answers.",
+			packages: []string{"./internal/growth"}, needs: kernel(), whole: test(1, "./internal/growth").with(all),
+		},
+		{
+			name: "messages", proves: "Whichever message to nf_tables fails, the next full sync makes up for it.",
+			packages: []string{"./internal/nftables"}, needs: kernel(), whole: test(2, "./internal/nftables", "-run=^TestAnyFailedMessage").with(all),
 		},
 	}
 }
