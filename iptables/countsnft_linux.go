@@ -6,7 +6,6 @@ import (
 	"errors"
 	"slices"
 
-	"github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -54,21 +53,19 @@ func (w *nftWatcher) counters(ctx context.Context, _ func(counterKey) uint64) (v
 
 // drain receives what is in the socket's buffer.
 func (w *nftWatcher) drain() error {
-	if err := w.receive(unix.MSG_DONTWAIT); !errors.Is(err, unix.EAGAIN) {
+	if err := w.receive(false); !errors.Is(err, unix.EAGAIN) {
 		return watchError(err)
 	}
 	return nil
 }
 
 func (w *nftWatcher) readCounters() (counterValues, error) {
-	rules, err := w.request(unix.NFT_MSG_GETRULE, netlink.Request|netlink.Dump,
-		nl.NewRtAttr(unix.NFTA_RULE_TABLE, nl.ZeroTerminated(tableNAT)).Serialize()...)
+	rules, err := w.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, nl.NewRtAttr(unix.NFTA_RULE_TABLE, nl.ZeroTerminated(tableNAT)).Serialize()...)
 	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return nil, err
 	}
 	values, seen := counterValues{}, map[string]bool{} // while another program writes, a dump may have a rule twice
-	for _, m := range rules {
-		rule := m.Data[min(nl.SizeofNfgenmsg, len(m.Data)):]
+	for _, rule := range rules {
 		handle := string(netlinkx.Find(rule, unix.NFTA_RULE_HANDLE))
 		if c, ok := w.counter(rule); ok && !seen[handle] {
 			seen[handle] = true

@@ -15,7 +15,7 @@ import (
 // A packet holds several messages. Classic BPF has no loops, so the filter checks a fixed
 // number of messages and keeps packets with more. A load beyond the end of the packet ends
 // the program and drops the packet.
-func familyFilter(family uint8) ([]bpf.RawInstruction, error) {
+func familyFilter(family uint8) []bpf.Instruction {
 	const (
 		messages   = 32
 		familyAt   = unix.NLMSG_HDRLEN // the first byte of struct nfgenmsg
@@ -51,5 +51,5 @@ func familyFilter(family uint8) ([]bpf.RawInstruction, error) {
 			bpf.TAX{},
 		}...)
 	}
-	return bpf.Assemble(append(program, keep))
+	return append(program, keep)
 }

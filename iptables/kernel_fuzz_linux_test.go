@@ -48,16 +48,6 @@ func FuzzLegacyEntries(f *testing.F) {
 	})
 }
 
-// FuzzAcct: random bytes make no message about a counter panic; its name has no NUL.
-func FuzzAcct(f *testing.F) {
-	f.Add([]byte("\x00\x00\x00\x00\x08\x00\x01\x00web\x00\x0c\x00\x02\x00\x00\x00\x00\x00\x00\x00\x00\x07"))
-	f.Fuzz(func(t *testing.T, message []byte) {
-		if name, packets, err := readAcct(message); err == nil && strings.HasSuffix(name, "\x00") {
-			t.Errorf("counter %q has %d packets", name, packets)
-		}
-	})
-}
-
 // FuzzVersion: a version that was read is read again from what such a program prints.
 func FuzzVersion(f *testing.F) {
 	f.Add("iptables v1.8.9 (nf_tables)\n")

@@ -5,13 +5,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"time"
 
-	"github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
-	"github.com/serviceplane/serviceplane/internal/namespace"
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
 )
 
@@ -29,34 +27,20 @@ const (
 // namespace.Visit. It needs a kernel with nfnetlink_acct.
 type acct struct{ netNS string }
 
-// execute sends a message about an object, and returns the kernel's answers.
-func (a acct) execute(message uint16, name string, flags netlink.HeaderFlags) (answers []netlink.Message, err error) {
-	attributes := netlink.NewAttributeEncoder()
-	attributes.String(acctName, name)
-	data, err := attributes.Encode()
+// execute sends a message about an object, and returns the attributes of each answer.
+func (a acct) execute(message uint16, name string, flags uint16) (answers [][]byte, err error) {
+	conn, err := netlinkx.Dial(a.netNS, unix.NETLINK_NETFILTER, answerRoom)
 	if err != nil {
 		return nil, err
 	}
-	request := netlink.Message{
-		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_ACCT<<8 | message), Flags: netlink.Request | flags},
-		Data:   append([]byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0}, data...), // struct nfgenmsg
-	}
-	err = namespace.Visit(a.netNS, func() error {
-		conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
-		if err != nil {
-			return err
-		}
-		if err = conn.SetDeadline(time.Now().Add(netlinkx.AnswerTime)); err == nil {
-			answers, err = conn.Execute(request)
-		}
-		return errors.Join(err, conn.Close())
-	})
-	return answers, err
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	attrs := nl.NewRtAttr(acctName, nl.ZeroTerminated(name)).Serialize()
+	return conn.AskAll(netlinkx.Request(unix.NFNL_SUBSYS_ACCT<<8|message, flags, unix.AF_UNSPEC, attrs...))
 }
 
 // ensure creates the object with count 0, unless it exists.
 func (a acct) ensure(name string) error {
-	_, err := a.execute(acctNew, name, netlink.Create|netlink.Acknowledge)
+	_, err := a.execute(acctNew, name, unix.NLM_F_CREATE|unix.NLM_F_ACK)
 	if err != nil && !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.EBUSY) { // EBUSY: a newer kernel, for an object in use
 		return fmt.Errorf("create counter %s: %w", name, err)
 	}
@@ -65,7 +49,7 @@ func (a acct) ensure(name string) error {
 
 // remove deletes the object, unless it is gone or the rules of the other IP family use it.
 func (a acct) remove(name string) error {
-	_, err := a.execute(acctDel, name, netlink.Acknowledge)
+	_, err := a.execute(acctDel, name, unix.NLM_F_ACK)
 	if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EBUSY) && !isWithoutAcct(err) {
 		return fmt.Errorf("delete counter %s: %w", name, err)
 	}
@@ -80,35 +64,16 @@ func isWithoutAcct(err error) bool {
 // packets returns the count of the object. It lists all objects, because the kernel marks
 // the answer about a single one as the first of several, and sends no end.
 func (a acct) packets(name string) (count uint64, err error) {
-	answers, err := a.execute(acctGet, name, netlink.Dump)
+	answers, err := a.execute(acctGet, name, unix.NLM_F_DUMP)
 	if err != nil {
 		return 0, err
 	}
-	for _, answer := range answers {
-		if found, count, err := readAcct(answer.Data); err != nil || found == name {
-			return count, err
+	for _, attrs := range answers {
+		if packets := netlinkx.Find(attrs, acctPackets); netlinkx.String(netlinkx.Find(attrs, acctName)) == name && len(packets) == 8 {
+			return binary.BigEndian.Uint64(packets), nil
 		}
 	}
 	return 0, fmt.Errorf("read counter %s: %w", name, unix.ENOENT)
-}
-
-// readAcct reads the kernel's message about an object.
-func readAcct(message []byte) (name string, packets uint64, err error) {
-	const header = 4 // struct nfgenmsg
-	attributes, err := netlink.NewAttributeDecoder(message[min(header, len(message)):])
-	if err != nil {
-		return "", 0, err
-	}
-	attributes.ByteOrder = binary.BigEndian
-	for attributes.Next() {
-		switch attributes.Type() {
-		case acctName:
-			name = attributes.String()
-		case acctPackets:
-			packets = attributes.Uint64()
-		}
-	}
-	return name, packets, attributes.Err()
 }
 
 func (c *Counters) read(name string) (uint64, bool) {

@@ -1,20 +1,17 @@
 package iptables
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"slices"
-	"syscall"
 	"time"
 
-	"github.com/mdlayher/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/serviceplane/serviceplane/internal/namespace"
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -22,9 +19,7 @@ import (
 // nftWatcher receives notifications of what each transaction of nf_tables changes, and
 // which process commits it.
 type nftWatcher struct {
-	requests, events *netlink.Conn
-	raw              syscall.RawConn // of events
-	buffer           []byte
+	requests, events *netlinkx.Conn
 	family           uint8
 	owned            func(chain string) bool
 
@@ -54,26 +49,18 @@ type transaction struct {
 	ended   []endedCounter    // of the rules that it deletes
 }
 
-const (
-	// eventBuffer holds the notifications about some ten thousand rules.
-	eventBuffer = 16 << 20
-	maxMessage  = 64 << 10
-)
+// eventRoom holds the notifications about some ten thousand rules, answerRoom the answers that the kernel
+// gives at once.
+const eventRoom, answerRoom = 16 << 20, 1 << 20
 
 // newNFTWatcher listens in the network namespace.
 func newNFTWatcher(c toolConfig, owned func(chain string) bool) (w *nftWatcher, err error) {
-	w = &nftWatcher{family: unix.NFPROTO_IPV4, owned: owned, buffer: make([]byte, maxMessage), counting: c.counting}
+	w = &nftWatcher{family: unix.NFPROTO_IPV4, owned: owned, counting: c.counting}
 	if c.family == v1.IPv6Protocol {
 		w.family = unix.NFPROTO_IPV6
 	}
-	err = namespace.Visit(c.netNS, func() (err error) {
-		if w.requests, err = netlink.Dial(unix.NETLINK_NETFILTER, nil); err == nil {
-			w.events, err = netlink.Dial(unix.NETLINK_NETFILTER, nil)
-		}
-		return err
-	})
-	if err == nil {
-		err = w.subscribe()
+	if w.requests, err = netlinkx.Dial(c.netNS, unix.NETLINK_NETFILTER, answerRoom); err == nil {
+		err = w.subscribe(c.netNS)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("subscribe to nf_tables: %w", permission(err)), w.close())
@@ -84,29 +71,16 @@ func newNFTWatcher(c toolConfig, owned func(chain string) bool) (w *nftWatcher, 
 	return w, nil
 }
 
-func (w *nftWatcher) subscribe() (err error) {
-	if w.raw, err = w.events.SyscallConn(); err != nil {
+func (w *nftWatcher) subscribe(netNS string) (err error) {
+	if w.events, err = netlinkx.Dial(netNS, unix.NETLINK_NETFILTER, eventRoom); err != nil {
 		return err
 	}
-	err = w.raw.Control(func(fd uintptr) {
-		// Without CAP_NET_ADMIN in the initial user namespace net.core.rmem_max is the limit.
-		if unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, eventBuffer) != nil {
-			_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, eventBuffer)
-		}
-	})
-	filter, filterErr := familyFilter(w.family)
-	if err = errors.Join(err, filterErr); err != nil {
-		return err
-	}
-	if err := w.events.SetBPF(filter); err != nil {
-		return err
-	}
-	return w.events.JoinGroup(unix.NFNLGRP_NFTABLES)
+	return cmp.Or(w.events.Filter(familyFilter(w.family)), w.events.Join(unix.NFNLGRP_NFTABLES))
 }
 
 func (w *nftWatcher) close() error {
 	var errs []error
-	for _, c := range []*netlink.Conn{w.requests, w.events} {
+	for _, c := range []*netlinkx.Conn{w.requests, w.events} {
 		if c != nil {
 			errs = append(errs, c.Close())
 		}
@@ -121,7 +95,7 @@ func (w *nftWatcher) check(bool) (*proxier.Damage, error) { return w.wrote(&effe
 // fill the buffer.
 func (w *nftWatcher) during(_ map[chainID]bool, write func() error) error {
 	done := make(chan error, 1)
-	go func() { done <- w.receive(0) }()
+	go func() { done <- w.receive(true) }()
 	err := write()
 	stopErr := w.events.SetReadDeadline(time.Unix(1, 0))
 	if receiveErr := <-done; !errors.Is(receiveErr, os.ErrDeadlineExceeded) {
@@ -134,7 +108,7 @@ func (w *nftWatcher) during(_ map[chainID]bool, write func() error) error {
 // changes a chain of the instance. The number of that process is unknown, because it may
 // be in another PID namespace; only the number of transactions is known.
 func (w *nftWatcher) wrote(o *effect) (damage *proxier.Damage, err error) {
-	if err := w.receive(unix.MSG_DONTWAIT); !errors.Is(err, unix.EAGAIN) {
+	if err := w.receive(false); !errors.Is(err, unix.EAGAIN) {
 		return nil, err
 	}
 	if w.overrun { // only the number of transactions is known
@@ -169,52 +143,36 @@ func foreignDamage(all []transaction, own int) *proxier.Damage {
 	return &proxier.Damage{} // which process is the engine's is unknown
 }
 
-// receive reads until no notification is left, with MSG_DONTWAIT, or until the deadline.
+// receive handles notifications until none is left, or waits for more until the deadline.
 // Then it returns unix.EAGAIN or os.ErrDeadlineExceeded.
-func (w *nftWatcher) receive(flags int) error {
+func (w *nftWatcher) receive(wait bool) error {
 	for {
-		var n int
-		var got error
-		err := w.raw.Read(func(fd uintptr) bool {
-			n, _, got = unix.Recvfrom(int(fd), w.buffer, unix.MSG_DONTWAIT|unix.MSG_TRUNC)
-			return flags&unix.MSG_DONTWAIT != 0 || !errors.Is(got, unix.EAGAIN)
-		})
+		notifications, err := w.events.Receive(wait)
 		switch {
-		case err != nil:
-			return err
-		case errors.Is(got, unix.ENOBUFS) || got == nil && n > len(w.buffer):
+		case errors.Is(err, netlinkx.ErrLost):
 			w.overrun, w.endedLost = true, w.counting
 			w.current = transaction{}
-		case errors.Is(got, unix.EINTR):
-		case got != nil:
-			return got
-		default:
-			if err := w.handle(w.buffer[:n]); err != nil {
-				return err
-			}
+		case err != nil:
+			return err
 		}
+		w.handle(notifications)
 	}
 }
 
 // handle handles the notifications of one or more transactions. The last one of each names
 // the process.
-func (w *nftWatcher) handle(notifications []byte) error {
-	messages, err := syscall.ParseNetlinkMessage(notifications)
-	if err != nil {
-		return fmt.Errorf("parse notifications of nf_tables: %w", err)
-	}
-	for _, m := range messages {
-		if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.Data) < nl.SizeofNfgenmsg {
+func (w *nftWatcher) handle(notifications []byte) {
+	for m := range netlinkx.Messages(notifications) {
+		if m.Type>>8 != unix.NFNL_SUBSYS_NFTABLES {
 			continue
 		}
-		attrs := m.Data[nl.SizeofNfgenmsg:]
-		if typ := m.Header.Type & 0xff; typ == unix.NFT_MSG_NEWGEN {
+		family, attrs := m.Netfilter()
+		if typ := m.Type & 0xff; typ == unix.NFT_MSG_NEWGEN {
 			w.commit(attrs)
-		} else if m.Data[0] == w.family {
+		} else if family == w.family {
 			w.change(typ, attrs)
 		}
 	}
-	return nil
 }
 
 // commit ends a transaction.
@@ -297,58 +255,32 @@ func (w *nftWatcher) program() string {
 
 // resync requests what missing notifications would have reported.
 func (w *nftWatcher) resync() error {
-	generation, err := w.request(unix.NFT_MSG_GETGEN, netlink.Request)
+	generation, err := w.request(unix.NFT_MSG_GETGEN, 0)
 	if err != nil {
 		return err
 	}
-	chains, err := w.request(unix.NFT_MSG_GETCHAIN, netlink.Request|netlink.Dump)
+	chains, err := w.request(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP)
 	if err != nil {
 		return err
 	}
 	w.newest = map[string]uint64{}
-	for _, m := range generation {
-		w.generation = netlinkx.Uint32(netlinkx.Find(m.Data[min(nl.SizeofNfgenmsg, len(m.Data)):], unix.NFTA_GEN_ID))
+	for _, attrs := range generation {
+		w.generation = netlinkx.Uint32(netlinkx.Find(attrs, unix.NFTA_GEN_ID))
 	}
-	for _, m := range chains {
-		attrs := m.Data[min(nl.SizeofNfgenmsg, len(m.Data)):]
+	for _, attrs := range chains {
 		table := netlinkx.String(netlinkx.Find(attrs, unix.NFTA_CHAIN_TABLE))
 		w.newest[table] = max(w.newest[table], handleOf(attrs))
 	}
 	return nil
 }
 
-// request returns the answers to a request.
-func (w *nftWatcher) request(typ uint16, flags netlink.HeaderFlags, attrs ...byte) ([]netlink.Message, error) {
-	return uninterrupted(func() ([]netlink.Message, error) { return w.requestOnce(typ, flags, attrs) })
-}
-
-// uninterrupted repeats a dump while changes interrupt it: it may have objects twice, or lack some (NLM_F_DUMP_INTR, see
-// nl_dump_check_consistent in the kernel).
-func uninterrupted(dump func() ([]netlink.Message, error)) ([]netlink.Message, error) {
-	interrupted := func(m netlink.Message) bool { return m.Header.Flags&netlink.DumpInterrupted != 0 }
-	for range dumpAttempts {
-		if messages, err := dump(); err != nil || !slices.ContainsFunc(messages, interrupted) {
-			return messages, err
-		}
-	}
-	return nil, fmt.Errorf("read nf_tables: %w", errInterrupted)
-}
-
-// dumpAttempts is how often nf_tables is read if it changes meanwhile.
-const dumpAttempts = 20
-
-func (w *nftWatcher) requestOnce(typ uint16, flags netlink.HeaderFlags, attrs []byte) ([]netlink.Message, error) {
-	if err := w.requests.SetDeadline(time.Now().Add(netlinkx.AnswerTime)); err != nil {
-		return nil, fmt.Errorf("read nf_tables: %w", err)
-	}
-	messages, err := w.requests.Execute(netlink.Message{
-		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | typ), Flags: flags},
-		Data:   append([]byte{w.family, unix.NFNETLINK_V0, 0, 0}, attrs...),
-	})
+// request returns the attributes of each answer to a request.
+func (w *nftWatcher) request(typ, flags uint16, attrs ...byte) ([][]byte, error) {
+	answers, err := w.requests.AskAll(netlinkx.Request(unix.NFNL_SUBSYS_NFTABLES<<8|typ, flags, w.family, attrs...))
 	if err != nil {
 		return nil, fmt.Errorf("read nf_tables: %w", permission(err))
 	}
-	return messages, nil
+	return answers, nil
 }
 
 func permission(err error) error {

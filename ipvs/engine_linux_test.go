@@ -4,17 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
 )
 
 const (
@@ -394,7 +392,7 @@ func TestNodePortsFollowTheNodesAddresses(t *testing.T) {
 	mustApply(t, e, u)
 	for _, c := range []struct {
 		what    string
-		change  netlink.AddrUpdate
+		change  netlinkx.AddrChange
 		matters bool
 	}{
 		{"a new address", addrUpdate(second, otherLink, true), true},
@@ -428,8 +426,8 @@ func TestNodePortsFollowTheNodesAddresses(t *testing.T) {
 	n.mustHold(t, webVIP+":80/TCP="+pod1+"*1", second+":30080/TCP="+pod1+"*1")
 }
 
-func addrUpdate(addr string, link int, isNew bool) netlink.AddrUpdate {
-	return netlink.AddrUpdate{LinkAddress: net.IPNet{IP: net.ParseIP(addr)}, LinkIndex: link, NewAddr: isNew}
+func addrUpdate(addr string, link int, isNew bool) netlinkx.AddrChange {
+	return netlinkx.AddrChange{Addr: netip.MustParseAddr(addr), Link: link, New: isNew}
 }
 
 // TestAVIPHasPrecedenceOverANodePort if it is an address of the node, in any order of

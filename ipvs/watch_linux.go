@@ -10,12 +10,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/serviceplane/serviceplane/internal/namespace"
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -33,30 +32,37 @@ const (
 func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	addresses, err := e.subscribe(ctx)
+	addresses, err := e.listen()
 	if err != nil {
 		return err
 	}
-	defer func() {
-		stop()
-		for range addresses { // until the goroutine of the netlink package has ended
-		}
-	}()
-	if e.addressesChanged() { // before subscribe
+	if e.addressesChanged() { // before listen
 		damaged(proxier.Damage{Object: "addresses of the node"})
 	}
-	rules := make(chan error, 1)
-	go func() {
-		rules <- e.watchRules(ctx, damaged)
-		stop()
-	}()
+	var running sync.WaitGroup
+	var failed, failedRules error
+	running.Go(func() {
+		defer stop()
+		failed = e.watchAddresses(ctx, addresses, damaged)
+	})
+	running.Go(func() {
+		defer stop()
+		failedRules = e.watchRules(ctx, damaged)
+	})
+	e.watchServers(ctx, damaged)
+	running.Wait()
+	return errors.Join(failed, failedRules)
+}
+
+// watchServers checks virtual servers, and deletes real servers that have drained, until ctx ends.
+func (e *Engine) watchServers(ctx context.Context, damaged func(proxier.Damage)) {
 	tick, check := time.NewTicker(drainPeriod), time.NewTimer(checkPeriod)
 	defer tick.Stop()
 	defer check.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			return <-rules
+			return
 		case <-tick.C:
 			e.deleteOrRepair(ctx, damaged)
 		case <-check.C:
@@ -65,43 +71,51 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 				damaged(proxier.Damage{Object: text})
 			}
 			check.Reset(max(checkPeriod, checkShare*took))
-		case change, open := <-addresses:
-			if !open && ctx.Err() != nil {
-				return <-rules
-			}
-			if !open {
-				stop()
-				return errors.Join(errors.New("watch addresses: the kernel has closed the subscription"), <-rules)
-			}
-			if text, isDamage := e.isDamage(change); isDamage {
-				damaged(proxier.Damage{Object: text})
-			}
 		}
 	}
 }
 
-// subscribe receives all changes of addresses. During a sync they wait in the socket's
-// buffer, at first those of thousands of VIPs.
-func (e *Engine) subscribe(ctx context.Context) (<-chan netlink.AddrUpdate, error) {
-	const (
-		queue  = 128
-		buffer = 16 << 20
-	)
-	changes := make(chan netlink.AddrUpdate, queue)
-	err := namespace.Visit(e.config.NetNS, func() error {
-		ns, err := netns.Get()
-		if err != nil {
-			return err
-		}
-		defer func() { _ = ns.Close() }()
-		return netlink.AddrSubscribeWithOptions(changes, ctx.Done(), netlink.AddrSubscribeOptions{
-			Namespace: &ns, ReceiveBufferSize: buffer, ReceiveBufferForceSize: true,
-		})
-	})
-	if err != nil {
-		return nil, fmt.Errorf("subscribe to addresses: %w", denied(err))
+// listen receives changes of addresses. During a sync they wait in the socket's buffer, at first
+// those of thousands of VIPs.
+func (e *Engine) listen() (*netlinkx.Conn, error) {
+	const room = 16 << 20
+	group := unix.RTNLGRP_IPV4_IFADDR
+	if e.family == v1.IPv6Protocol {
+		group = unix.RTNLGRP_IPV6_IFADDR
 	}
-	return changes, nil
+	conn, err := netlinkx.Dial(e.config.NetNS, unix.NETLINK_ROUTE, room)
+	if err == nil {
+		if err = conn.Join(group); err != nil {
+			err = errors.Join(err, conn.Close())
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("listen to changes of addresses: %w", denied(err))
+	}
+	return conn, nil
+}
+
+// watchAddresses reports changes of addresses until ctx ends, and closes the socket.
+func (e *Engine) watchAddresses(ctx context.Context, conn *netlinkx.Conn, damaged func(proxier.Damage)) (err error) {
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	for {
+		messages, err := conn.Receive(true)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, netlinkx.ErrLost):
+			damaged(proxier.Damage{Object: "addresses of the node"})
+		case err != nil:
+			return fmt.Errorf("receive changes of addresses: %w", err)
+		}
+		for m := range netlinkx.Messages(messages) {
+			if text, isDamage := e.isDamage(m.AddrChange()); isDamage {
+				damaged(proxier.Damage{Object: text})
+			}
+		}
+	}
 }
 
 // addressesChanged reports whether the node's addresses differ from those of the last sync.
@@ -125,17 +139,17 @@ func relevant(addrs []netip.Addr) []netip.Addr {
 
 // isDamage reports whether an address of the node was added or deleted, or a VIP deleted
 // by another program.
-func (e *Engine) isDamage(change netlink.AddrUpdate) (text string, isDamage bool) {
-	addr := addrOf(change.LinkAddress.IP)
+func (e *Engine) isDamage(change netlinkx.AddrChange) (text string, isDamage bool) {
+	addr := change.Addr
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if !e.trusted || addr.Is4() != (e.family == v1.IPv4Protocol) || isLocalOnly(addr) {
+	if !e.trusted || !addr.IsValid() || addr.Is4() != (e.family == v1.IPv4Protocol) || isLocalOnly(addr) {
 		return "", false
 	}
-	if e.device.isOn(change.LinkIndex) {
-		return fmt.Sprintf("address %v of device %s", addr, e.config.Names.Device), !change.NewAddr && e.boundVIPs[addr]
+	if e.device.isOn(change.Link) {
+		return fmt.Sprintf("address %v of device %s", addr, e.config.Names.Device), !change.New && e.boundVIPs[addr]
 	}
-	return fmt.Sprintf("address %v of the node", addr), change.NewAddr != slices.Contains(e.local, addr)
+	return fmt.Sprintf("address %v of the node", addr), change.New != slices.Contains(e.local, addr)
 }
 
 // checkServers returns which virtual server another program has changed, once until the

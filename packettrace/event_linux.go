@@ -9,6 +9,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
 	"github.com/serviceplane/serviceplane/internal/nftext"
 )
 
@@ -32,12 +33,13 @@ const (
 var errOtherMessage = errors.New("not an event of a trace")
 
 // parse decodes an event.
-func parse(m netlink.Message) (e event, err error) {
-	if m.Header.Type != msgTrace || len(m.Data) < nfgenLen {
+func parse(m netlinkx.Message) (e event, err error) {
+	if m.Type != msgTrace || len(m.Body) < nfgenLen {
 		return e, errOtherMessage
 	}
-	e.Family = nftext.Family(m.Data[0])
-	ad, err := netlink.NewAttributeDecoder(m.Data[nfgenLen:])
+	family, attrs := m.Netfilter()
+	e.Family = nftext.Family(family)
+	ad, err := netlink.NewAttributeDecoder(attrs)
 	if err != nil {
 		return e, fmt.Errorf("decode event of a trace: %w", err)
 	}

@@ -43,7 +43,7 @@ func encoded(tb testing.TB) []byte {
 
 func TestAnEventIsDecoded(t *testing.T) {
 	t.Parallel()
-	got, err := parse(netlink.Message{Header: netlink.Header{Type: msgTrace}, Data: encoded(t)})
+	got, err := parse(netlinkx.Message{Type: msgTrace, Body: encoded(t)})
 	want := event{
 		Step: Step{Family: "inet", Table: "firewall", Chain: "forward", Handle: 7, Verdict: "jump deep"},
 		id:   99, source: netip.MustParseAddrPort(client), destination: netip.MustParseAddrPort(vip), loopback: true,
@@ -58,7 +58,7 @@ func TestAnEventIsDecoded(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add(encoded(f))
 	f.Fuzz(func(_ *testing.T, data []byte) {
-		_, _ = parse(netlink.Message{Header: netlink.Header{Type: msgTrace}, Data: data})
+		_, _ = parse(netlinkx.Message{Type: msgTrace, Body: data})
 		_ = nftext.Print(unix.NFPROTO_IPV4, netlinkx.Values(data), func(string) *nftext.Set {
 			return &nftext.Set{Anonymous: true, KeySize: 8, Elements: func() []nftext.Element { return []nftext.Element{{First: data}} }}
 		}, func(uint32) string { return "" })

@@ -6,7 +6,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/serviceplane/serviceplane/internal/namespace"
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
 )
 
 // TraceWithoutOwner is Trace on a kernel that does not know the flag: no kernel knows this one.
@@ -23,20 +23,16 @@ type RuleText struct {
 // RuleTexts returns what is printed of the rules of a chain, in order.
 func RuleTexts(netNS, family, table, chain string) (list []RuleText, err error) {
 	s := &session{netNS: netNS}
-	err = namespace.Visit(netNS, func() (err error) {
-		s.owner, err = netlink.Dial(unix.NETLINK_NETFILTER, nil)
-		return err
-	})
-	if err != nil {
+	if s.owner, err = netlinkx.Dial(netNS, unix.NETLINK_NETFILTER, bufferBytes); err != nil {
 		return nil, err
 	}
 	defer func() { _ = s.owner.Close() }()
-	answers, err := s.owner.Execute(request(unix.NFT_MSG_GETRULE, familyNumber(family), netlink.Dump, func(ae *netlink.AttributeEncoder) {
+	answers, err := s.owner.AskAll(request(unix.NFT_MSG_GETRULE, familyNumber(family), unix.NLM_F_DUMP, func(ae *netlink.AttributeEncoder) {
 		ae.String(unix.NFTA_RULE_TABLE, table)
 		ae.String(unix.NFTA_RULE_CHAIN, chain)
 	}))
-	for _, m := range answers {
-		r := s.describe(table, m.Data)
+	for _, attrs := range answers {
+		r := s.describe(familyNumber(family), table, attrs)
 		list = append(list, RuleText{r.Text, r.Comment, r.Unknown})
 	}
 	return list, err

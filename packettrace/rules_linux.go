@@ -2,7 +2,7 @@ package packettrace
 
 import (
 	"bufio"
-	"encoding/binary"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -21,44 +21,41 @@ import (
 
 // deleteLeftovers deletes the tables of traces whose program was killed.
 func (s *session) deleteLeftovers() error {
-	answers, err := s.owner.Execute(request(unix.NFT_MSG_GETTABLE, unix.NFPROTO_UNSPEC, netlink.Dump, func(*netlink.AttributeEncoder) {}))
+	var left []*table
+	list := request(unix.NFT_MSG_GETTABLE, unix.NFPROTO_UNSPEC, unix.NLM_F_DUMP, func(*netlink.AttributeEncoder) {})
+	err := netlinkx.Retry(func() error {
+		left = nil
+		return s.owner.Ask(context.Background(), list, func(m netlinkx.Message) {
+			family, attrs := m.Netfilter()
+			if name := netlinkx.String(netlinkx.Find(attrs, unix.NFTA_TABLE_NAME)); strings.HasPrefix(name, tablePrefix) {
+				left = append(left, &table{name: name, family: family})
+			}
+		})
+	})
 	if err != nil {
 		return fmt.Errorf("list tables: %w", err)
 	}
-	for _, m := range answers {
-		name := attribute(m, unix.NFTA_TABLE_NAME)
-		if !strings.HasPrefix(name, tablePrefix) {
-			continue
-		}
-		held, err := lock(name)
+	for _, t := range left {
+		held, err := lock(t.name)
 		if err != nil {
 			continue // in use
 		}
-		left := &table{name: name, family: m.Data[0]}
-		err = transact(s.owner, left.deletion())
+		err = transact(s.owner, t.deletion())
 		_ = unix.Close(held)
 		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EPERM) { // the kernel deletes it just now
-			return fmt.Errorf("delete table %s of a killed program: %w", name, err)
+			return fmt.Errorf("delete table %s of a killed program: %w", t.name, err)
 		}
 	}
 	return nil
 }
 
-// attribute returns a text of a message about nf_tables.
-func attribute(m netlink.Message, typ uint16) (text string) {
-	if len(m.Data) < nfgenLen {
-		return ""
-	}
-	ad, err := netlink.NewAttributeDecoder(m.Data[nfgenLen:])
+// ask returns the attributes of what answers a request, nil without an answer.
+func (s *session) ask(typ uint16, family byte, flags uint16, write func(*netlink.AttributeEncoder)) [][]byte {
+	answers, err := s.owner.AskAll(request(typ, family, flags, write))
 	if err != nil {
-		return ""
+		return nil
 	}
-	for ad.Next() {
-		if ad.Type() == typ {
-			text = ad.String()
-		}
-	}
-	return text
+	return answers
 }
 
 // place is a rule or a chain.
@@ -105,53 +102,32 @@ func (s *session) resolve(packets []Packet) {
 
 // hook returns that of a base chain.
 func (s *session) hook(at place) (h hook) {
-	answers, err := s.owner.Execute(request(unix.NFT_MSG_GETCHAIN, familyNumber(at.family), 0, func(ae *netlink.AttributeEncoder) {
+	for _, attrs := range s.ask(unix.NFT_MSG_GETCHAIN, familyNumber(at.family), 0, func(ae *netlink.AttributeEncoder) {
 		ae.String(unix.NFTA_CHAIN_TABLE, at.table)
 		ae.String(unix.NFTA_CHAIN_NAME, at.chain)
-	}))
-	if err != nil || len(answers) == 0 || len(answers[0].Data) < nfgenLen {
-		return h
-	}
-	ad, err := netlink.NewAttributeDecoder(answers[0].Data[nfgenLen:])
-	if err != nil {
-		return h
-	}
-	for ad.Next() {
-		if ad.Type() != unix.NFTA_CHAIN_HOOK {
-			continue
+	}) {
+		if of := netlinkx.Find(attrs, unix.NFTA_CHAIN_HOOK); of != nil {
+			h.name = hooks[int(netlinkx.Uint32(netlinkx.Find(of, unix.NFTA_HOOK_HOOKNUM)))]
+			h.priority = int(int32(netlinkx.Uint32(netlinkx.Find(of, unix.NFTA_HOOK_PRIORITY))))
 		}
-		ad.Nested(func(nested *netlink.AttributeDecoder) error {
-			nested.ByteOrder = binary.BigEndian
-			for nested.Next() {
-				switch nested.Type() {
-				case unix.NFTA_HOOK_HOOKNUM:
-					h.name = hooks[int(nested.Uint32())]
-				case unix.NFTA_HOOK_PRIORITY:
-					h.priority = int(int32(nested.Uint32()))
-				}
-			}
-			return nil
-		})
 	}
 	return h
 }
 
 // rule reads a rule.
 func (s *session) rule(at place) (r nftext.Rule) {
-	answers, err := s.owner.Execute(request(unix.NFT_MSG_GETRULE, familyNumber(at.family), 0, func(ae *netlink.AttributeEncoder) {
+	for _, attrs := range s.ask(unix.NFT_MSG_GETRULE, familyNumber(at.family), 0, func(ae *netlink.AttributeEncoder) {
 		ae.String(unix.NFTA_RULE_TABLE, at.table)
 		ae.String(unix.NFTA_RULE_CHAIN, at.chain)
 		ae.Uint64(unix.NFTA_RULE_HANDLE, at.handle)
-	}))
-	if err != nil || len(answers) == 0 || len(answers[0].Data) < nfgenLen {
-		return r
+	}) {
+		r = s.describe(familyNumber(at.family), at.table, attrs)
 	}
-	return s.describe(at.table, answers[0].Data)
+	return r
 }
 
-// describe decodes a message about a rule.
-func (s *session) describe(table string, message []byte) nftext.Rule {
-	family, attrs := message[0], message[nfgenLen:]
+// describe decodes the attributes of a rule.
+func (s *session) describe(family byte, table string, attrs []byte) nftext.Rule {
 	r := nftext.Print(family, netlinkx.Values(netlinkx.Find(attrs, unix.NFTA_RULE_EXPRESSIONS)), func(name string) *nftext.Set { return s.readSet(family, table, name) }, s.device)
 	if comment, ok := userdata.GetString(netlinkx.Find(attrs, unix.NFTA_RULE_USERDATA), userdata.TypeComment); ok {
 		r.Comment = comment

@@ -19,14 +19,14 @@ const (
 
 // readSet reads what a set is; nil if it is gone.
 func (s *session) readSet(family byte, table, name string) *nftext.Set {
-	answers, err := s.owner.Execute(request(unix.NFT_MSG_GETSET, family, 0, func(ae *netlink.AttributeEncoder) {
+	answers := s.ask(unix.NFT_MSG_GETSET, family, 0, func(ae *netlink.AttributeEncoder) {
 		ae.String(unix.NFTA_SET_TABLE, table)
 		ae.String(unix.NFTA_SET_NAME, name)
-	}))
-	if err != nil || len(answers) == 0 || len(answers[0].Data) < nfgenLen {
+	})
+	if len(answers) == 0 {
 		return nil
 	}
-	number := func(typ uint16) uint32 { return netlinkx.Uint32(netlinkx.Find(answers[0].Data[nfgenLen:], typ)) }
+	number := func(typ uint16) uint32 { return netlinkx.Uint32(netlinkx.Find(answers[0], typ)) }
 	flags := number(unix.NFTA_SET_FLAGS)
 	return &nftext.Set{
 		Anonymous: flags&nftSetAnonymous != 0, KeySize: int(number(unix.NFTA_SET_KEY_LEN)),
@@ -38,19 +38,12 @@ func (s *session) readSet(family byte, table, name string) *nftext.Set {
 // elements reads those of a set.
 func (s *session) elements(family byte, table, name string) (list []nftext.Element) {
 	const flagEnd = 1 // NFT_SET_ELEM_INTERVAL_END: the element is the first value after a range
-	answers, err := s.owner.Execute(request(unix.NFT_MSG_GETSETELEM, family, netlink.Dump, func(ae *netlink.AttributeEncoder) {
+	var ends [][]byte
+	for _, attrs := range s.ask(unix.NFT_MSG_GETSETELEM, family, unix.NLM_F_DUMP, func(ae *netlink.AttributeEncoder) {
 		ae.String(unix.NFTA_SET_ELEM_LIST_TABLE, table)
 		ae.String(unix.NFTA_SET_ELEM_LIST_SET, name)
-	}))
-	if err != nil {
-		return nil
-	}
-	var ends [][]byte
-	for _, m := range answers {
-		if len(m.Data) < nfgenLen {
-			continue
-		}
-		for _, encoded := range netlinkx.Attributes(netlinkx.Find(m.Data[nfgenLen:], unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+	}) {
+		for _, encoded := range netlinkx.Attributes(netlinkx.Find(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
 			key := netlinkx.Find(encoded, unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE)
 			if netlinkx.Uint32(netlinkx.Find(encoded, unix.NFTA_SET_ELEM_FLAGS))&flagEnd != 0 {
 				ends = append(ends, key)

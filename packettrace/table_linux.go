@@ -1,16 +1,18 @@
 package packettrace
 
 import (
+	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
 	"github.com/serviceplane/serviceplane/internal/nftext"
 )
 
@@ -46,34 +48,27 @@ type table struct {
 
 // install creates the table in one transaction, with the flag that the kernel deletes it with
 // the socket if the kernel knows it.
-func (t *table) install(conn *netlink.Conn, flags uint32) error {
+func (t *table) install(conn *netlinkx.Conn, flags uint32) error {
 	messages, err := t.messages(flags)
 	if err != nil {
 		return err
 	}
-	if err := transact(conn, messages); err != nil {
+	if err := transact(conn, messages...); err != nil {
 		return fmt.Errorf("create table %s: %w", t.name, err)
 	}
 	return nil
 }
 
-// transact sends a transaction, and waits for the acknowledgement of its last message. What
-// comes before that is the first error.
-func transact(conn *netlink.Conn, messages []netlink.Message) error {
-	messages[len(messages)-1].Header.Flags |= netlink.Acknowledge
-	list := append([]netlink.Message{marker(unix.NFNL_MSG_BATCH_BEGIN)}, messages...)
-	if _, err := conn.SendMessages(append(list, marker(unix.NFNL_MSG_BATCH_END))); err != nil {
-		return err
-	}
-	answers, err := conn.Receive()
-	if err == nil && len(answers) == 0 {
-		err = errors.New("no answer")
-	}
-	return err
+// transact sends a transaction, and returns its first error. The last message is acknowledged.
+func transact(conn *netlinkx.Conn, messages ...[]byte) error {
+	last := messages[len(messages)-1]
+	binary.NativeEndian.PutUint16(last[6:], binary.NativeEndian.Uint16(last[6:])|unix.NLM_F_ACK)
+	request := slices.Concat(marker(unix.NFNL_MSG_BATCH_BEGIN), slices.Concat(messages...), marker(unix.NFNL_MSG_BATCH_END))
+	return conn.Ask(context.Background(), request, nil)
 }
 
-func (t *table) messages(flags uint32) ([]netlink.Message, error) {
-	list := []netlink.Message{t.message(unix.NFT_MSG_NEWTABLE, 0, func(ae *netlink.AttributeEncoder) {
+func (t *table) messages(flags uint32) ([][]byte, error) {
+	list := [][]byte{t.message(unix.NFT_MSG_NEWTABLE, 0, func(ae *netlink.AttributeEncoder) {
 		ae.String(unix.NFTA_TABLE_NAME, t.name)
 		ae.Uint32(unix.NFTA_TABLE_FLAGS, flags)
 	})}
@@ -99,10 +94,8 @@ func (t *table) messages(flags uint32) ([]netlink.Message, error) {
 }
 
 // deletion deletes a table.
-func (t *table) deletion() []netlink.Message {
-	m := t.message(unix.NFT_MSG_DELTABLE, 0, func(ae *netlink.AttributeEncoder) { ae.String(unix.NFTA_TABLE_NAME, t.name) })
-	m.Header.Flags &^= netlink.Create // means NLM_F_NONREC here
-	return []netlink.Message{m}
+func (t *table) deletion() []byte {
+	return request(unix.NFT_MSG_DELTABLE, t.family, 0, func(ae *netlink.AttributeEncoder) { ae.String(unix.NFTA_TABLE_NAME, t.name) })
 }
 
 // register is the one that the rules use.
@@ -143,7 +136,7 @@ func (t *table) marking(m *Match) (list []expr.Any) {
 	)
 }
 
-func (t *table) chain(name string, hook, priority int) netlink.Message {
+func (t *table) chain(name string, hook, priority int) []byte {
 	return t.message(unix.NFT_MSG_NEWCHAIN, 0, func(ae *netlink.AttributeEncoder) {
 		ae.String(unix.NFTA_CHAIN_TABLE, t.name)
 		ae.String(unix.NFTA_CHAIN_NAME, name)
@@ -157,16 +150,16 @@ func (t *table) chain(name string, hook, priority int) netlink.Message {
 	})
 }
 
-func (t *table) rule(chain string, exprs []expr.Any) (netlink.Message, error) {
+func (t *table) rule(chain string, exprs []expr.Any) ([]byte, error) {
 	var encoded [][]byte
 	for _, e := range exprs {
 		b, err := expr.Marshal(t.family, e)
 		if err != nil {
-			return netlink.Message{}, fmt.Errorf("encode rule: %w", err)
+			return nil, fmt.Errorf("encode rule: %w", err)
 		}
 		encoded = append(encoded, b)
 	}
-	return t.message(unix.NFT_MSG_NEWRULE, netlink.Append, func(ae *netlink.AttributeEncoder) {
+	return t.message(unix.NFT_MSG_NEWRULE, unix.NLM_F_APPEND, func(ae *netlink.AttributeEncoder) {
 		ae.String(unix.NFTA_RULE_TABLE, t.name)
 		ae.String(unix.NFTA_RULE_CHAIN, chain)
 		ae.Nested(unix.NFTA_RULE_EXPRESSIONS, func(ae *netlink.AttributeEncoder) error {
@@ -178,26 +171,22 @@ func (t *table) rule(chain string, exprs []expr.Any) (netlink.Message, error) {
 	}), nil
 }
 
-func (t *table) message(typ uint16, flags netlink.HeaderFlags, write func(*netlink.AttributeEncoder)) netlink.Message {
-	return request(typ, t.family, netlink.Create|flags, write)
+func (t *table) message(typ, flags uint16, write func(*netlink.AttributeEncoder)) []byte {
+	return request(typ, t.family, unix.NLM_F_CREATE|flags, write)
 }
 
 // request is a message about nf_tables. Numbers are in network byte order.
-func request(typ uint16, family byte, flags netlink.HeaderFlags, write func(*netlink.AttributeEncoder)) netlink.Message {
+func request(typ uint16, family byte, flags uint16, write func(*netlink.AttributeEncoder)) []byte {
 	ae := netlink.NewAttributeEncoder()
 	ae.ByteOrder = binary.BigEndian
 	write(ae)
 	data, _ := ae.Encode() // no value is too long
-	return netlink.Message{
-		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | typ), Flags: netlink.Request | flags},
-		Data:   append([]byte{family, 0, 0, 0}, data...),
-	}
+	return netlinkx.Request(unix.NFNL_SUBSYS_NFTABLES<<8|typ, flags, family, data...)
 }
 
-// marker is the begin or the end of a transaction.
-func marker(typ netlink.HeaderType) netlink.Message {
-	return netlink.Message{
-		Header: netlink.Header{Type: typ, Flags: netlink.Request},
-		Data:   binary.BigEndian.AppendUint16([]byte{unix.AF_UNSPEC, 0}, unix.NFNL_SUBSYS_NFTABLES),
-	}
+// marker is the begin or the end of a transaction. Its struct nfgenmsg ends with the subsystem.
+func marker(typ uint16) []byte {
+	m := netlinkx.Request(typ, 0, unix.AF_UNSPEC)
+	m[len(m)-1] = unix.NFNL_SUBSYS_NFTABLES
+	return m
 }

@@ -7,13 +7,12 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"syscall"
 	"time"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/serviceplane/serviceplane/internal/namespace"
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
 )
 
 const (
@@ -26,7 +25,6 @@ const (
 	drainTime = 100 * time.Millisecond
 	// bufferBytes is room for the events of MaxLimit packets that pass some 10 rules each.
 	bufferBytes = 4 << 20
-	maxMessage  = 64 << 10
 	tablePrefix = "serviceplane-trace-"
 )
 
@@ -89,11 +87,10 @@ func newTable(o *Options) *table {
 type session struct {
 	netNS    string
 	table    *table
-	listener *netlink.Conn // of events
-	owner    *netlink.Conn // of the table
-	spare    *netlink.Conn // becomes the owner if the kernel refuses the first table
-	lock     int           // tells others that the table is in use
-	deletes  bool          // the table is there
+	listener *netlinkx.Conn // of events
+	owner    *netlinkx.Conn // of the table
+	lock     int            // tells others that the table is in use
+	deletes  bool           // the table is there
 }
 
 // open creates the table.
@@ -104,32 +101,27 @@ func open(o *Options, t *table, flags uint32) (s *session, err error) {
 			s.close()
 		}
 	}()
-	err = namespace.Visit(o.NetNS, func() (err error) {
+	if s.owner, err = netlinkx.Dial(o.NetNS, unix.NETLINK_NETFILTER, bufferBytes); err != nil {
+		return s, err
+	}
+	err = namespace.Visit(o.NetNS, func() (err error) { // which has the locks
 		if s.lock, err = lock(t.name); err != nil {
 			return fmt.Errorf("lock table %s: %w", t.name, err)
-		}
-		if s.listener, err = netlink.Dial(unix.NETLINK_NETFILTER, nil); err == nil {
-			s.owner, err = netlink.Dial(unix.NETLINK_NETFILTER, nil)
-		}
-		if err == nil {
-			s.spare, err = netlink.Dial(unix.NETLINK_NETFILTER, nil)
-		}
-		if err != nil {
-			return fmt.Errorf("open netlink socket: %w", err)
 		}
 		return s.deleteLeftovers()
 	})
 	if err != nil {
 		return s, err
 	}
-	if err := errors.Join(s.listener.SetReadBuffer(bufferBytes), s.listener.JoinGroup(traceGroup)); err != nil {
+	if s.listener, err = netlinkx.Dial(o.NetNS, unix.NETLINK_NETFILTER, bufferBytes); err == nil {
+		err = s.listener.Join(traceGroup)
+	}
+	if err != nil {
 		return s, fmt.Errorf("listen to traces: %w", err)
 	}
 	err = t.install(s.owner, flags)
 	if flags != 0 && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)) { // before Linux 5.12
-		flags = 0
-		s.owner, s.spare = s.spare, s.owner // which still receives an error for each message
-		err = t.install(s.owner, flags)
+		err = t.install(s.owner, 0)
 	}
 	s.deletes = err == nil
 	return s, err
@@ -141,7 +133,7 @@ func (s *session) close() {
 	if s.deletes {
 		_ = transact(s.owner, s.table.deletion())
 	}
-	for _, conn := range []*netlink.Conn{s.listener, s.owner, s.spare} {
+	for _, conn := range []*netlinkx.Conn{s.listener, s.owner} {
 		if conn != nil {
 			_ = conn.Close()
 		}
@@ -189,46 +181,30 @@ func (s *session) follow(ctx context.Context, c *collector, while func(context.C
 	if err == nil {
 		err = <-f.failed
 	}
-	return errors.Join(err, s.readRest(f.collector))
-}
-
-// readRest reads what the socket still has. On a busy machine it may be all.
-func (s *session) readRest(c *collector) error {
-	raw, err := s.listener.SyscallConn()
-	if err != nil {
-		return fmt.Errorf("read events: %w", err)
-	}
-	buffer := make([]byte, maxMessage)
-	return raw.Control(func(fd uintptr) {
-		for {
-			n, _, err := unix.Recvfrom(int(fd), buffer, unix.MSG_DONTWAIT)
-			if err != nil || n == 0 {
-				return
-			}
-			messages, _ := syscall.ParseNetlinkMessage(buffer[:n])
-			for _, m := range messages {
-				if e, err := parse(netlink.Message{Header: netlink.Header{Type: netlink.HeaderType(m.Header.Type)}, Data: m.Data}); err == nil {
-					c.add(e)
-				}
-			}
-		}
-	})
+	// On a busy machine the socket may still have all.
+	rest := s.receive(false, f.add)
+	return errors.Join(err, rest)
 }
 
 // read sends events until the deadline of the socket, or until reading fails.
 func (s *session) read(events chan<- event) error {
 	defer close(events)
+	return s.receive(true, func(e event) { events <- e })
+}
+
+// receive calls each for the events that are there, or until the deadline of the socket.
+func (s *session) receive(wait bool, each func(event)) error {
 	for {
-		messages, err := s.listener.Receive()
+		messages, err := s.listener.Receive(wait)
 		switch {
-		case errors.Is(err, os.ErrDeadlineExceeded):
+		case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, unix.EAGAIN):
 			return nil
 		case err != nil:
 			return fmt.Errorf("read events: %w: trace fewer packets", err)
 		}
-		for _, m := range messages {
+		for m := range netlinkx.Messages(messages) {
 			if e, err := parse(m); err == nil { // not another message
-				events <- e
+				each(e)
 			}
 		}
 	}

@@ -1,6 +1,7 @@
 package netlinkx
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -19,18 +20,12 @@ func TestACallWithoutAnAnswerEnds(t *testing.T) {
 	s, err := Open(ns.Path())
 	netnstest.Check(t, err)
 	defer s.Close()
-	if send, receive := s.netfilter.Socket.GetTimeouts(); send != AnswerTime || receive != AnswerTime {
-		t.Errorf("a call may take %v and %v, want %v", send, receive, AnswerTime)
+	s.netfilter.Patience = time.Millisecond
+	nothing := Request(unix.NLMSG_NOOP, 0, unix.AF_INET) // the kernel does not answer it
+	if err := s.netfilter.Ask(t.Context(), nothing, nil); !errors.Is(err, ErrNoAnswer) {
+		t.Errorf("a call without an answer: %v, want %v", err, ErrNoAnswer)
 	}
-	soon := unix.NsecToTimeval(time.Millisecond.Nanoseconds())
-	netnstest.Check(t, s.netfilter.Socket.SetReceiveTimeout(&soon))
-	nothing := s.request(nl.IPCTNL_MSG_CT_GET, 0, unix.AF_INET)
-	nothing.Type = unix.NLMSG_NOOP // the kernel does not answer it
-	if _, err := nothing.Execute(unix.NETLINK_NETFILTER, 0); err == nil {
-		t.Error("a call without an answer succeeds")
-	}
-	limit := unix.NsecToTimeval(AnswerTime.Nanoseconds())
-	netnstest.Check(t, s.netfilter.Socket.SetReceiveTimeout(&limit))
+	s.netfilter.Patience = time.Hour
 
 	flow := &netlink.ConntrackFlow{
 		FamilyType: unix.AF_INET, TimeOut: 600,
@@ -39,19 +34,20 @@ func TestACallWithoutAnAnswerEnds(t *testing.T) {
 	}
 	netnstest.Check(t, ns.Do(func() error { return netlink.ConntrackCreate(netlink.ConntrackTable, unix.AF_INET, flow) }))
 	// Nobody reads the answers to these: an error, and an empty list.
-	refused := s.request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_ACK, unix.AF_INET) // of no flow
-	netnstest.Check(t, s.netfilter.Socket.Send(refused))
-	netnstest.Check(t, s.netfilter.Socket.Send(s.request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, unix.AF_INET6)))
+	const get = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_GET
+	refused := Request(get, unix.NLM_F_ACK, unix.AF_INET) // of no flow
+	netnstest.Check(t, s.netfilter.Send(refused))
+	netnstest.Check(t, s.netfilter.Send(Request(get, unix.NLM_F_DUMP, unix.AF_INET6)))
 	var handle *Handle
 	netnstest.Check(t, ListFlows(s, unix.AF_INET, func(f *Flow) { h := f.Handle(); handle = &h }))
 	if handle == nil {
 		t.Fatal("the list lacks the flow")
 	}
-	netnstest.Check(t, s.netfilter.Socket.Send(refused))
+	netnstest.Check(t, s.netfilter.Send(refused))
 	if exists, err := s.Exists(unix.AF_INET, handle); err != nil || !exists {
 		t.Errorf("the flow exists: %v, %v, want true", exists, err)
 	}
-	netnstest.Check(t, s.netfilter.Socket.Send(refused))
+	netnstest.Check(t, s.netfilter.Send(refused))
 	if deleted, err := DeleteFlows(s, unix.AF_INET, AllFlows, func(*Flow) bool { return true }); err != nil || deleted != 1 {
 		t.Errorf("deleted %d flows, %v, want 1", deleted, err)
 	}

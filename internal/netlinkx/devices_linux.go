@@ -11,7 +11,7 @@ func (s *Socket) Routing() *netlink.Handle { return s.routing }
 
 // LinkList lists all links.
 func LinkList(s *Socket) (links []netlink.Link, err error) {
-	err = retry(func() error {
+	err = Retry(func() error {
 		links, err = s.routing.LinkList() //nolint:forbidigo // retried here
 		return err
 	})
@@ -23,7 +23,7 @@ func LinkList(s *Socket) (links []netlink.Link, err error) {
 
 // FilterList lists the filters of a link at a parent.
 func FilterList(s *Socket, link netlink.Link, parent uint32) (filters []netlink.Filter, err error) {
-	err = retry(func() error {
+	err = Retry(func() error {
 		filters, err = s.routing.FilterList(link, parent)
 		return err
 	})

@@ -2,61 +2,35 @@ package netlinkx
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
-	"syscall"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-
-	"github.com/serviceplane/serviceplane/internal/namespace"
 )
 
 const (
 	groupDestroyed = 3 // NFNLGRP_CONNTRACK_DESTROY of linux/netfilter/nfnetlink.h
-	// eventBuffer holds some thousand notifications.
-	eventBuffer = 4 << 20
-	// longestEvent is more than the kernel puts into one notification.
-	longestEvent = 64 << 10
+	// endedRoom holds some thousand notifications.
+	endedRoom = 4 << 20
 )
 
 // Ended is a socket that gets a notification for each conntrack entry that the kernel deletes.
-type Ended struct {
-	file   *os.File
-	conn   syscall.RawConn
-	buffer []byte
-}
+type Ended struct{ conn *Conn }
 
 // OpenEnded opens the socket in a network namespace, as Open does.
 func OpenEnded(netNS string) (*Ended, error) {
-	e := &Ended{buffer: make([]byte, longestEvent)}
-	err := namespace.Visit(netNS, func() error {
-		fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
-		if err != nil {
-			return err
-		}
-		e.file = os.NewFile(uintptr(fd), "conntrack notifications")
-		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, eventBuffer) != nil {
-			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, eventBuffer) // or the default
-		}
-		return unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: 1 << (groupDestroyed - 1)})
-	})
-	if err == nil {
-		e.conn, err = e.file.SyscallConn()
-	}
+	conn, err := Dial(netNS, unix.NETLINK_NETFILTER, endedRoom)
 	if err != nil {
-		if e.file != nil {
-			e.Close()
-		}
-		return nil, fmt.Errorf("open socket for notifications of connection tracking: %w", err)
+		return nil, err
 	}
-	return e, nil
+	if err := conn.Join(groupDestroyed); err != nil {
+		return nil, errors.Join(fmt.Errorf("listen to connection tracking: %w", err), conn.Close())
+	}
+	return &Ended{conn}, nil
 }
 
 // Close closes the socket. It waits for a Read, and ends a Wait.
-func (e *Ended) Close() { _ = e.file.Close() }
+func (e *Ended) Close() { _ = e.conn.Close() }
 
 // Wait calls readable whenever there are notifications to Read, until ctx ends; then it closes the
 // socket and returns nil. It also returns when readable fails.
@@ -64,7 +38,7 @@ func (e *Ended) Wait(ctx context.Context, readable func() error) error {
 	closed := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() { e.Close(); close(closed) })
 	var failed error
-	err := e.conn.Read(func(uintptr) bool {
+	err := e.conn.Raw().Read(func(uintptr) bool {
 		failed = readable()
 		return failed != nil
 	})
@@ -80,38 +54,22 @@ func (e *Ended) Wait(ctx context.Context, readable func() error) error {
 // Read calls ended for each notification that is there, and does not wait. lost is how often the
 // kernel says that it had no room for some. Calls must not overlap.
 func (e *Ended) Read(ended func(*Flow)) (lost uint64, err error) {
-	closed := e.conn.Control(func(fd uintptr) {
-		for {
-			n, receiveErr := unix.Read(int(fd), e.buffer)
-			switch {
-			case errors.Is(receiveErr, unix.EAGAIN):
-				return
-			case errors.Is(receiveErr, unix.ENOBUFS):
-				lost++
-			case errors.Is(receiveErr, unix.EINTR):
-			case receiveErr != nil:
-				err = fmt.Errorf("receive notifications of connection tracking: %w", receiveErr)
-				return
-			default:
-				eachFlow(e.buffer[:n], ended)
+	for {
+		messages, err := e.conn.Receive(false)
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			return lost, nil
+		case errors.Is(err, ErrLost):
+			lost++
+		case err != nil:
+			return lost, fmt.Errorf("receive notifications of connection tracking: %w", err)
+		}
+		for m := range Messages(messages) {
+			_, attrs := m.Netfilter()
+			if flow, ok := parseFlow(attrs); ok {
+				ended(&flow)
 			}
 		}
-	})
-	return lost, errors.Join(err, closed)
-}
-
-// eachFlow calls f for the flow of each netlink message in b.
-func eachFlow(b []byte, f func(*Flow)) {
-	const header = unix.NLMSG_HDRLEN + nl.SizeofNfgenmsg
-	for len(b) >= header {
-		n := int(binary.NativeEndian.Uint32(b))
-		if n < header || n > len(b) {
-			return
-		}
-		if flow, ok := parseFlow(b[header:n]); ok {
-			f(&flow)
-		}
-		b = b[min((n+3)&^3, len(b)):]
 	}
 }
 

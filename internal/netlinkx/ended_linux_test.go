@@ -63,8 +63,8 @@ func TestNotificationsOfEndedFlows(t *testing.T) {
 		t.Errorf("%d losses of notifications, want none", lost)
 	}
 	clear(read)
-	netnstest.Check(t, unix.SetsockoptInt(int(e.file.Fd()), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 1)) // the kernel's minimum
-	netnstest.Check(t, unix.SetNonblock(int(e.file.Fd()), true))
+	_, err = e.conn.Enlarge(unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, 1) // the kernel's minimum
+	netnstest.Check(t, err)
 	create()
 	netnstest.Check(t, readAll())
 	if lost == 0 || len(read) == flows {

@@ -1,6 +1,7 @@
 package netlinkx
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink/nl"
@@ -17,13 +18,11 @@ func BenchmarkList(b *testing.B) {
 	defer s.Close()
 	for i := range 100_000 {
 		client, port, vip, server := []byte{198, 18, byte(i >> 16), byte(i >> 8)}, []byte{200, byte(i)}, []byte{10, 96, 0, 1}, []byte{10, 244, 0, 1}
-		r := s.request(nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_CREATE|unix.NLM_F_ACK, unix.AF_INET)
-		r.AddRawData(udp(nl.CTA_TUPLE_ORIG, client, vip, port, []byte{0, 53}))
-		r.AddRawData(udp(nl.CTA_TUPLE_REPLY, server, client, []byte{0, 53}, port))
-		r.AddRawData(appendAttribute(nil, nl.CTA_TIMEOUT, []byte{0, 0, 2, 0}))
-		r.AddRawData(appendAttribute(nil, nl.CTA_STATUS, []byte{0, 0, 0, 8 | ipsSeenReply})) // 8: IPS_CONFIRMED
-		_, err := r.Execute(unix.NETLINK_NETFILTER, 0)
-		netnstest.Check(b, err)
+		attrs := slices.Concat(
+			udp(nl.CTA_TUPLE_ORIG, client, vip, port, []byte{0, 53}), udp(nl.CTA_TUPLE_REPLY, server, client, []byte{0, 53}, port),
+			appendAttribute(nil, nl.CTA_TIMEOUT, []byte{0, 0, 2, 0}),
+			appendAttribute(nil, nl.CTA_STATUS, []byte{0, 0, 0, 8 | ipsSeenReply})) // 8: IPS_CONFIRMED
+		netnstest.Check(b, s.ask(nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_CREATE|unix.NLM_F_ACK, unix.AF_INET, attrs, nil))
 	}
 	for name, which := range map[string]Which{"all": AllFlows, "unanswered": Unanswered} {
 		b.Run(name, func(b *testing.B) {

@@ -60,22 +60,11 @@ func (s *Socket) Exists(family uint8, h *Handle) (exists bool, err error) {
 
 // find calls each for the entry with this identity, if the kernel still has it.
 func (s *Socket) find(family uint8, id []byte, each func(*Flow)) error {
-	get := s.request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_ACK, family)
-	get.AddRawData(id)
-	if err := query(get, each); err != nil && !errors.Is(err, unix.ENOENT) {
+	err := s.ask(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_ACK, family, id, each)
+	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("get flow: %w", err)
 	}
 	return nil
-}
-
-// query sends a request and calls each for the entries of the answer.
-func query(r *nl.NetlinkRequest, each func(*Flow)) error {
-	return r.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
-		if flow, ok := parseFlow(message[min(nl.SizeofNfgenmsg, len(message)):]); ok {
-			each(&flow)
-		}
-		return true
-	})
 }
 
 // Delete deletes the entry, if the kernel still has it.
@@ -85,9 +74,7 @@ func (s *Socket) Delete(family uint8, h *Handle) error {
 }
 
 func (s *Socket) remove(family uint8, id []byte) (deleted bool, err error) {
-	r := s.request(nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK, family)
-	r.AddRawData(id)
-	_, err = r.Execute(unix.NETLINK_NETFILTER, 0)
+	err = s.ask(nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK, family, id, nil)
 	switch {
 	case err == nil:
 		return true, nil
@@ -130,14 +117,14 @@ func DeleteFlows(s *Socket, family uint8, which Which, stale func(*Flow) bool) (
 		id    []byte
 		again bool
 	}
-	err = retry(func() error {
+	err = Retry(func() error {
 		var all []chosen
 		err := s.list(family, which, func(flow *Flow) {
 			if stale(flow) {
 				all = append(all, chosen{identity(flow.attrs), flow.TCPState == TCPSynSent})
 			}
 		})
-		if err != nil && !interrupted(err) {
+		if err != nil && !errors.Is(err, ErrInterrupted) {
 			return err
 		}
 		for _, c := range all {
@@ -167,16 +154,16 @@ func (s *Socket) removeIf(family uint8, id []byte, look bool, stale func(*Flow) 
 // ListFlows calls each for the entries of one address family, more than once if the dump is
 // interrupted.
 func ListFlows(s *Socket, family uint8, each func(*Flow)) error {
-	return retry(func() error { return s.list(family, AllFlows, each) })
+	return Retry(func() error { return s.list(family, AllFlows, each) })
 }
 
 func (s *Socket) list(family uint8, which Which, each func(*Flow)) error {
-	dump := s.request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, family)
+	var filter []byte
 	if which == Unanswered {
-		dump.AddData(nl.NewRtAttr(nl.CTA_STATUS, nl.BEUint32Attr(0)))
-		dump.AddData(nl.NewRtAttr(ctaStatusMask, nl.BEUint32Attr(ipsSeenReply|ipsDNAT)))
+		filter = appendAttribute(nil, nl.CTA_STATUS, nl.BEUint32Attr(0))
+		filter = appendAttribute(filter, ctaStatusMask, nl.BEUint32Attr(ipsSeenReply|ipsDNAT))
 	}
-	if err := query(dump, each); err != nil {
+	if err := s.ask(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, family, filter, each); err != nil {
 		return fmt.Errorf("list flows: %w", err)
 	}
 	return nil

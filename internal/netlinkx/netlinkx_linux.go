@@ -1,10 +1,10 @@
 package netlinkx
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -15,11 +15,11 @@ import (
 )
 
 // attempts is how often an interrupted dump is tried.
-const attempts = 5
+const attempts = 10
 
-// AnswerTime is how long a call waits for the kernel, which answers while it takes a request. An
-// answer that is not there soon never comes.
-const AnswerTime = 10 * time.Second
+// ErrInterrupted means that a list changed during each attempt to read it, so that it may have objects twice, or lack
+// some (NLM_F_DUMP_INTR).
+var ErrInterrupted = netlink.ErrDumpInterrupted
 
 // Limited limits the calls with a socket to AnswerTime.
 func Limited(s *nl.NetlinkSocket, err error) (*nl.NetlinkSocket, error) {
@@ -42,7 +42,7 @@ func LimitedHandle(h *netlink.Handle, err error) (*netlink.Handle, error) {
 // namespace.
 type Socket struct {
 	routing   *netlink.Handle
-	netfilter *nl.SocketHandle
+	netfilter *Conn
 }
 
 // Open opens sockets in a network namespace: a path, a name under /run/netns, or
@@ -56,35 +56,41 @@ func Open(netNS string) (*Socket, error) {
 		}
 		defer func() { _ = ns.Close() }() // the sockets keep it open
 	}
-	netfilter, err := Limited(nl.GetNetlinkSocketAt(ns, netns.None(), unix.NETLINK_NETFILTER))
-	if err != nil {
-		return nil, fmt.Errorf("open netlink socket: %w", err)
-	}
 	routing, err := LimitedHandle(netlink.NewHandleAt(ns, unix.NETLINK_ROUTE))
 	if err != nil {
-		netfilter.Close()
 		return nil, fmt.Errorf("open netlink socket: %w", err)
 	}
-	return &Socket{routing: routing, netfilter: &nl.SocketHandle{Socket: netfilter}}, nil
+	netfilter, err := Dial(netNS, unix.NETLINK_NETFILTER, answerRoom)
+	if err != nil {
+		routing.Close()
+		return nil, err
+	}
+	return &Socket{routing: routing, netfilter: netfilter}, nil
 }
 
 // Close closes the sockets.
 func (s *Socket) Close() {
 	s.routing.Close()
-	s.netfilter.Close()
+	_ = s.netfilter.Close()
 }
 
-// request begins a message about connection tracking.
-func (s *Socket) request(operation, flags int, family uint8) *nl.NetlinkRequest {
-	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|operation, flags)
-	r.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: s.netfilter}
-	r.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
-	return r
+// answerRoom holds what the kernel answers at once.
+const answerRoom = 1 << 20
+
+// ask sends a message about connection tracking, and calls each for the entries of the answer.
+func (s *Socket) ask(operation, flags uint16, family uint8, attrs []byte, each func(*Flow)) error {
+	request := Request(unix.NFNL_SUBSYS_CTNETLINK<<8|operation, flags, family, attrs...)
+	return s.netfilter.Ask(context.Background(), request, func(m Message) {
+		_, attrs := m.Netfilter()
+		if flow, ok := parseFlow(attrs); ok {
+			each(&flow)
+		}
+	})
 }
 
 // AddrList lists the addresses of all links of one address family.
 func AddrList(s *Socket, family int) (addrs []netlink.Addr, err error) {
-	err = retry(func() error {
+	err = Retry(func() error {
 		addrs, err = s.routing.AddrList(nil, family) //nolint:forbidigo // retried here
 		return err
 	})
@@ -120,17 +126,12 @@ func (s *Socket) Devices() (names []string, err error) {
 	return names, nil
 }
 
-// retry calls f until it is not interrupted, at most attempts times.
-func retry(f func() error) error {
-	var err error
+// Retry calls f until its error is not ErrInterrupted, some times at most.
+func Retry(f func() error) (err error) {
 	for range attempts {
-		if err = f(); !interrupted(err) {
-			return err
+		if err = f(); !errors.Is(err, ErrInterrupted) {
+			break
 		}
 	}
 	return err
 }
-
-// interrupted reports whether a table changed while it was read, so that the result may be
-// incomplete.
-func interrupted(err error) bool { return errors.Is(err, netlink.ErrDumpInterrupted) }

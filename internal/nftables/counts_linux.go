@@ -156,7 +156,7 @@ func (e *Engine) listCounters(ctx context.Context, k kernel, id setID, values ma
 			values[counterKey{id, elementOf(string(el.key))}] = el.packets
 		}
 	})
-	if errors.Is(err, errInterrupted) {
+	if errors.Is(err, netlinkx.ErrInterrupted) {
 		return nil
 	}
 	return err

@@ -178,12 +178,12 @@ func (e *Engine) syncDevices(ctx context.Context) {
 
 // watchLinks follows the node's devices until ctx ends.
 func (e *Engine) watchLinks(ctx context.Context) (err error) {
-	events, err := openSocketOf(unix.NETLINK_ROUTE, e.config.NetNS)
+	events, err := netlinkx.Dial(e.config.NetNS, unix.NETLINK_ROUTE, receiveBuffer)
 	if err != nil {
-		return err
+		return unreachable(err)
 	}
-	defer func() { err = errors.Join(err, events.close()) }()
-	if err := events.conn.JoinGroup(unix.RTNLGRP_LINK); err != nil {
+	defer func() { err = errors.Join(err, events.Close()) }()
+	if err := events.Join(unix.RTNLGRP_LINK); err != nil {
 		return classify("listen", "to changes of devices", err)
 	}
 	k, err := e.open()
@@ -198,14 +198,14 @@ func (e *Engine) watchLinks(ctx context.Context) (err error) {
 		return err
 	}
 	stop := context.AfterFunc(ctx, func() {
-		_ = events.conn.SetReadDeadline(time.Unix(1, 0)) // fails only if the socket is closed already
+		_ = events.SetReadDeadline(time.Unix(1, 0)) // fails only if the socket is closed already
 	})
 	defer stop()
 	for ctx.Err() == nil {
 		if err := e.followDevices(ctx, k); err != nil && ctx.Err() == nil {
 			return err
 		}
-		if err := events.nextBurst(ctx); err != nil && ctx.Err() == nil {
+		if err := nextBurst(ctx, events); err != nil && ctx.Err() == nil {
 			return err
 		}
 	}
@@ -213,18 +213,17 @@ func (e *Engine) watchLinks(ctx context.Context) (err error) {
 }
 
 // nextBurst waits for notifications, and drops them with all that come soon after.
-func (s *socket) nextBurst(ctx context.Context) error {
-	lost := func(err error) bool { return errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.EMSGSIZE) }
-	_, err := s.read(true)
-	if err != nil && !lost(err) && !errors.Is(err, unix.EINTR) {
+func nextBurst(ctx context.Context, events *netlinkx.Conn) error {
+	_, err := events.Receive(true)
+	if err != nil && !errors.Is(err, netlinkx.ErrLost) {
 		return classify("receive", "changes of devices", err)
 	}
 	pause(ctx, devicePause)
 	for {
-		switch _, err := s.read(false); {
+		switch _, err := events.Receive(false); {
 		case errors.Is(err, unix.EAGAIN):
 			return nil
-		case err != nil && !lost(err):
+		case err != nil && !errors.Is(err, netlinkx.ErrLost):
 			return classify("receive", "changes of devices", err)
 		}
 	}

@@ -60,7 +60,7 @@ func (w *listeners) remove(l *listener) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.listeners, l)
-	return l.socket.close()
+	return l.socket.Close()
 }
 
 // writesFrom sets the socket that a writer accesses the kernel with from now on.

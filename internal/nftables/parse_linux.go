@@ -8,50 +8,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// header is one parsed netlink message.
-type header struct {
-	typ, flags uint16
-	seq        uint32
-	body       []byte
-}
-
-// nextMessage returns the first message of b, which holds at least a header. An invalid
-// length ends the buffer.
-func nextMessage(b []byte) (m header, rest []byte) {
-	n := int(binary.NativeEndian.Uint32(b))
-	if n < nlmsgHeaderLen || n > len(b) {
-		n = len(b)
-	}
-	m = header{
-		typ:   binary.NativeEndian.Uint16(b[4:]),
-		flags: binary.NativeEndian.Uint16(b[6:]),
-		seq:   binary.NativeEndian.Uint32(b[8:]),
-		body:  b[nlmsgHeaderLen:n],
-	}
-	return m, b[min(align4(n), len(b)):]
-}
-
-// messagesOf yields each message in b.
-func messagesOf(b []byte) iter.Seq[header] {
-	return func(yield func(header) bool) {
-		for len(b) >= nlmsgHeaderLen {
-			var m header
-			m, b = nextMessage(b)
-			if !yield(m) {
-				return
-			}
-		}
-	}
-}
-
-// errno is the result in an error or done message; 0 is success. Without a result it is EBADMSG.
-func (m header) errno() int {
-	if len(m.body) < 4 {
-		return int(unix.EBADMSG)
-	}
-	return -int(int32(binary.NativeEndian.Uint32(m.body)))
-}
-
 // element is an element of a set in the kernel.
 type element struct {
 	key, keyEnd, data []byte

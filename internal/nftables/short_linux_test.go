@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 )
 
@@ -78,7 +79,7 @@ func TestAShortAnswerIsNoSuccess(t *testing.T) {
 	eachCall(t, func(t *testing.T, open func() *socket, call func(context.Context, *socket) (bool, error)) {
 		for size := 1; ; size++ {
 			k := open()
-			k.receive = k.receive[:size]
+			k.Buffer = k.Buffer[:size]
 			whole, err := call(t.Context(), k)
 			if err == nil && !whole {
 				t.Errorf("with %d bytes of the answer there is no error", size)
@@ -92,8 +93,8 @@ func TestAShortAnswerIsNoSuccess(t *testing.T) {
 			}
 		}
 	})
-	if got := (header{typ: unix.NLMSG_ERROR, body: []byte{0, 0}}).errno(); unix.Errno(got) != unix.EBADMSG {
-		t.Errorf("an acknowledgement without its result means %v, want %v", unix.Errno(got), unix.EBADMSG)
+	if got := (netlinkx.Message{Type: unix.NLMSG_ERROR, Body: []byte{0, 0}}).Errno(); got != unix.EBADMSG {
+		t.Errorf("an acknowledgement without its result means %v, want %v", got, unix.EBADMSG)
 	}
 }
 
@@ -111,7 +112,7 @@ func TestALateAnswerIsNoAnswer(t *testing.T) {
 		} {
 			k := open()
 			for _, before := range []uint32{0, math.MaxUint32 - 1} { // also when the numbers begin again
-				k.sequence = before
+				k.Number(int(before - k.Number(0)))
 				netnstest.Check(t, k.send(earlier))
 				for range 2 {
 					whole, err := call(t.Context(), k)
@@ -143,12 +144,12 @@ func TestACallWithoutAnAnswerEnds(t *testing.T) {
 			"list":  func(ctx context.Context) error { return k.dump(ctx, nothing(), func() {}, func([]byte) {}) },
 			"query": func(ctx context.Context) error { return k.query(ctx, nothing(), func(int, []byte) {}) },
 		} {
-			k.patience = time.Millisecond
+			k.Patience = time.Millisecond
 			err := silent(t.Context())
-			if !errors.Is(err, errNoAnswer) || !strings.Contains(err.Error(), "nothing") {
-				t.Errorf("%s: %v, want %v, and what was asked", name, err, errNoAnswer)
+			if !errors.Is(err, netlinkx.ErrNoAnswer) || !strings.Contains(err.Error(), "nothing") {
+				t.Errorf("%s: %v, want %v, and what was asked", name, err, netlinkx.ErrNoAnswer)
 			}
-			k.patience = time.Hour
+			k.Patience = time.Hour
 			ctx, cancel := context.WithCancelCause(t.Context())
 			done := make(chan error)
 			go func() { done <- silent(ctx) }()

@@ -36,16 +36,16 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 }
 
 func (e *Engine) watchTable(ctx context.Context, damaged func(proxier.Damage)) error {
-	s, err := openSocket(e.config.NetNS)
+	s, err := netlinkx.Dial(e.config.NetNS, unix.NETLINK_NETFILTER, receiveBuffer)
 	if err != nil {
-		return err
+		return unreachable(err)
 	}
 	l := &listener{
 		socket: s, listeners: e.listeners,
 		family: e.batch.family, table: e.config.Names.Table, damaged: damaged,
 	}
 	stop := context.AfterFunc(ctx, func() {
-		_ = s.conn.SetReadDeadline(time.Unix(1, 0)) // fails only if the socket is closed already
+		_ = s.SetReadDeadline(time.Unix(1, 0)) // fails only if the socket is closed already
 	})
 	err = e.listeners.add(l)
 	if err == nil {
@@ -63,7 +63,7 @@ func (e *Engine) watchTable(ctx context.Context, damaged func(proxier.Damage)) e
 
 // listener receives notifications of changes of one table by other programs.
 type listener struct {
-	socket    *socket
+	socket    *netlinkx.Conn
 	listeners *listeners
 	family    uint8
 	table     string
@@ -88,10 +88,10 @@ const (
 // listen reads until ctx ends or reading fails.
 func (l *listener) listen(ctx context.Context) error {
 	for {
-		n, err := l.socket.read(true)
+		notifications, err := l.socket.Receive(true)
 		switch {
 		case err == nil:
-			if l.receive(l.socket.receive[:n]) > maxRate {
+			if l.receive(notifications) > maxRate {
 				err = l.stepAside(ctx)
 			}
 			if err != nil {
@@ -99,11 +99,11 @@ func (l *listener) listen(ctx context.Context) error {
 			}
 		case ctx.Err() != nil, errors.Is(err, os.ErrDeadlineExceeded):
 			return ctx.Err()
-		case errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EMSGSIZE): // some are lost
+		case errors.Is(err, netlinkx.ErrLost):
 			if err := l.stepAside(ctx); err != nil {
 				return err
 			}
-		case !errors.Is(err, unix.EINTR):
+		default:
 			return classify("receive", "changes of nf_tables", err)
 		}
 	}
@@ -116,18 +116,18 @@ func (l *listener) receive(notifications []byte) (rate int) {
 	if time.Since(l.since) > time.Second {
 		l.received, l.since = 0, time.Now()
 	}
-	for m := range messagesOf(notifications) {
+	for m := range netlinkx.Messages(notifications) {
 		l.received++
-		if m.typ>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.body) < nfgenHeaderLen {
+		if m.Type>>8 != unix.NFNL_SUBSYS_NFTABLES {
 			continue
 		}
-		attrs := m.body[nfgenHeaderLen:]
-		if m.typ == msgNewGen {
+		family, attrs := m.Netfilter()
+		if m.Type == msgNewGen {
 			l.report(netlinkx.Author(attrs))
 			continue
 		}
-		if m.body[0] == l.family && netlinkx.String(netlinkx.Find(attrs, unix.NFTA_TABLE_NAME)) == l.table && len(l.pending) == 0 {
-			l.pending = append(l.pending, proxier.Damage{Object: objectOf(m.typ, attrs) + l.inTable()})
+		if family == l.family && netlinkx.String(netlinkx.Find(attrs, unix.NFTA_TABLE_NAME)) == l.table && len(l.pending) == 0 {
+			l.pending = append(l.pending, proxier.Damage{Object: objectOf(m.Type, attrs) + l.inTable()})
 		}
 	}
 	return l.received
@@ -190,14 +190,14 @@ func (l *listener) stepAside(ctx context.Context) error {
 }
 
 func (l *listener) join() error {
-	if err := l.socket.conn.JoinGroup(unix.NFNLGRP_NFTABLES); err != nil {
+	if err := l.socket.Join(unix.NFNLGRP_NFTABLES); err != nil {
 		return classify("listen", "to changes of nf_tables", err)
 	}
 	return nil
 }
 
 func (l *listener) leave() error {
-	if err := l.socket.conn.LeaveGroup(unix.NFNLGRP_NFTABLES); err != nil {
+	if err := l.socket.Leave(unix.NFNLGRP_NFTABLES); err != nil {
 		return classify("stop listening", "to changes of nf_tables", err)
 	}
 	return nil
@@ -215,11 +215,7 @@ func (l *listener) ignore(ports map[writer]uint32) error {
 			bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: value, SkipTrue: 1},
 			bpf.RetConstant{Val: 0})
 	}
-	raw, err := bpf.Assemble(append(program, bpf.RetConstant{Val: ^uint32(0)}))
-	if err == nil {
-		err = l.socket.conn.SetBPF(raw)
-	}
-	if err != nil {
+	if err := l.socket.Filter(append(program, bpf.RetConstant{Val: ^uint32(0)})); err != nil {
 		return fmt.Errorf("filter own changes of nf_tables: %w", err)
 	}
 	return nil

@@ -86,9 +86,10 @@ func FuzzMessagesOfTheKernel(f *testing.F) {
 	w.verdictElement(spec, 1, "chain")
 	f.Add(w.buf)
 	f.Fuzz(func(_ *testing.T, b []byte) {
-		for m := range messagesOf(b) {
-			m.errno()
-			for _, value := range netlinkx.Attributes(m.body) {
+		for m := range netlinkx.Messages(b) {
+			m.Errno()
+			m.Netfilter()
+			for _, value := range netlinkx.Attributes(m.Body) {
 				for _, item := range netlinkx.Attributes(value) {
 					parseElement(item)
 				}
