@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/answers"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/runner"
 )
@@ -68,9 +69,7 @@ func statusOf(err error) int {
 }
 
 func writeError(w http.ResponseWriter, status int, text string) {
-	writeJSON(w, status, struct {
-		Error string `json:"error"`
-	}{text})
+	writeJSON(w, status, answers.Error{Error: text})
 }
 
 // writeJSON writes a value, or an error if the value cannot be encoded.

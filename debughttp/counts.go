@@ -5,52 +5,15 @@ import (
 	"errors"
 	"net/http"
 	"slices"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/connection"
+	"github.com/serviceplane/serviceplane/internal/answers"
 )
 
-type countsAnswer struct {
-	// Since is omitted before the first sync.
-	Since time.Time `json:"since,omitzero"`
-	// Traffic says that traffic is counted, and TrafficProblem why not, if that was asked for.
-	Traffic        bool   `json:"traffic,omitempty"`
-	TrafficProblem string `json:"trafficProblem,omitempty"`
-	TrafficLosses  uint64 `json:"trafficLosses,omitempty"`
-	// Total is the number of service ports that match.
-	Total        int           `json:"total"`
-	ServicePorts []countedPort `json:"servicePorts"`
-}
-
-type countedPort struct {
-	servicePortName
-
-	countedTraffic
-
-	Family    v1.IPFamily       `json:"family"`
-	Endpoints []countedEndpoint `json:"endpoints"`
-}
-
-type countedEndpoint struct {
-	countedTraffic
-
-	Address string `json:"address"`
-}
-
-// countedTraffic are the connections, and a connection.Traffic. What is not counted is omitted.
-type countedTraffic struct {
-	Connections *uint64 `json:"connections,omitempty"`
-
-	PacketsIn  *uint64 `json:"packetsIn,omitempty"`
-	PacketsOut *uint64 `json:"packetsOut,omitempty"`
-	BytesIn    *uint64 `json:"bytesIn,omitempty"`
-	BytesOut   *uint64 `json:"bytesOut,omitempty"`
-}
-
 // trafficOf omits packets where only bytes are counted.
-func trafficOf(connections uint64, t connection.Traffic, counted *connection.Counts) (c countedTraffic) {
+func trafficOf(connections uint64, t connection.Traffic, counted *connection.Counts) (c answers.Traffic) {
 	if counted.Connections {
 		c.Connections = &connections
 	}
@@ -64,18 +27,11 @@ func trafficOf(connections uint64, t connection.Traffic, counted *connection.Cou
 	return c
 }
 
-func (t *countedTraffic) connections() uint64 {
-	if t.Connections == nil {
+func orZero(n *uint64) uint64 {
+	if n == nil {
 		return 0
 	}
-	return *t.Connections
-}
-
-func (t *countedTraffic) bytes() uint64 {
-	if t.BytesIn == nil {
-		return 0
-	}
-	return *t.BytesIn + *t.BytesOut
+	return *n
 }
 
 // counts is the number of connections of service ports, and their traffic, those with the most
@@ -87,7 +43,7 @@ func (h *handler) counts(r *http.Request, q query) (any, error) {
 	if err := errors.Join(nsErr, nameErr, limitErr); err != nil {
 		return nil, err
 	}
-	all := countsAnswer{ServicePorts: []countedPort{}}
+	all := answers.Counts{ServicePorts: []answers.CountedPort{}}
 	var unsupported error
 	counting := false
 	for family := range h.source.Status().Families {
@@ -100,23 +56,23 @@ func (h *handler) counts(r *http.Request, q query) (any, error) {
 			return nil, err
 		}
 		counting = true
-		all.add(family, &counts, namespace, name)
+		addCounts(&all, family, &counts, namespace, name)
 	}
 	if !counting && unsupported != nil {
 		return nil, unsupported
 	}
-	slices.SortFunc(all.ServicePorts, func(a, b countedPort) int {
-		return cmp.Or(cmp.Compare(b.connections(), a.connections()), cmp.Compare(b.bytes(), a.bytes()), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name),
-			cmp.Compare(a.PortName, b.PortName), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Family, b.Family))
+	slices.SortFunc(all.ServicePorts, func(a, b answers.CountedPort) int {
+		return cmp.Or(cmp.Compare(orZero(b.Connections), orZero(a.Connections)), cmp.Compare(orZero(b.BytesIn)+orZero(b.BytesOut), orZero(a.BytesIn)+orZero(a.BytesOut)),
+			cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.PortName, b.PortName), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Family, b.Family))
 	})
 	all.Total = len(all.ServicePorts)
 	all.ServicePorts = all.ServicePorts[:min(limit, all.Total)]
 	return all, nil
 }
 
-// add adds the service ports of a family that have the namespace and the name, where they are
+// addCounts adds the service ports of a family that have the namespace and the name, where they are
 // not empty.
-func (a *countsAnswer) add(family v1.IPFamily, counts *connection.Counts, namespace, name string) {
+func addCounts(a *answers.Counts, family v1.IPFamily, counts *connection.Counts, namespace, name string) {
 	if since := moment(counts.Since); a.Since.IsZero() || !since.IsZero() && since.Before(a.Since) {
 		a.Since = since
 	}
@@ -126,10 +82,10 @@ func (a *countsAnswer) add(family v1.IPFamily, counts *connection.Counts, namesp
 		if namespace != "" && p.Name.Namespace != namespace || name != "" && p.Name.Name != name {
 			continue
 		}
-		a.ServicePorts = append(a.ServicePorts, countedPort{
-			servicePortName: nameOf(p.Name), countedTraffic: trafficOf(p.Connections, p.Traffic, counts), Family: family,
-			Endpoints: converted(p.Endpoints, func(e connection.EndpointCounts) countedEndpoint {
-				return countedEndpoint{countedTraffic: trafficOf(e.Connections, e.Traffic, counts), Address: e.Endpoint.String()}
+		a.ServicePorts = append(a.ServicePorts, answers.CountedPort{
+			ServicePortName: nameOf(p.Name), Traffic: trafficOf(p.Connections, p.Traffic, counts), Family: string(family),
+			Endpoints: converted(p.Endpoints, func(e connection.EndpointCounts) answers.CountedEndpoint {
+				return answers.CountedEndpoint{Traffic: trafficOf(e.Connections, e.Traffic, counts), Address: e.Endpoint.String()}
 			}),
 		})
 	}

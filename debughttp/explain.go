@@ -5,47 +5,9 @@ import (
 	"net/netip"
 	"strings"
 
-	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/answers"
 )
-
-type explainAnswer struct {
-	Packet  packetText      `json:"packet"`
-	Verdict desired.Verdict `json:"verdict"`
-	Reasons []string        `json:"reasons"`
-	// ServicePort and Frontend are omitted if the packet matches none.
-	ServicePort *servicePortName `json:"servicePort,omitempty"`
-	Frontend    *frontendText    `json:"frontend,omitempty"`
-	// Scope is omitted if the verdict does not depend on endpoints.
-	Scope      desired.Scope `json:"scope,omitzero"`
-	Masquerade bool          `json:"masquerade"`
-	// BySocket means that the client's socket is translated when it connects; omitted if rules do it.
-	BySocket bool `json:"bySocket,omitempty"`
-	// AffinitySeconds is the timeout of session affinity.
-	AffinitySeconds float64 `json:"affinitySeconds,omitempty"`
-	// Balancing is the load balancing policy; random is omitted.
-	Balancing changetracker.Balancing `json:"loadBalancing,omitempty"`
-	// Scheduler is that of IPVS, omitted with other engines.
-	Scheduler string              `json:"scheduler,omitempty"`
-	Endpoints []explainedEndpoint `json:"endpoints"`
-}
-
-type packetText struct {
-	Protocol    desired.Protocol `json:"protocol"`
-	Source      string           `json:"source"`
-	Destination string           `json:"destination"`
-	Origin      desired.Origin   `json:"origin"`
-	Interface   string           `json:"interface,omitempty"`
-}
-
-// explainedEndpoint is an endpoint from the view of one packet.
-type explainedEndpoint struct {
-	endpointText
-
-	// Excluded is why the packet cannot go to the endpoint; empty if it can.
-	Excluded   changetracker.Exclusion `json:"excluded,omitempty"`
-	Masquerade bool                    `json:"masquerade"`
-}
 
 func (h *handler) explain(r *http.Request, q query) (any, error) {
 	packet, err := q.packet()
@@ -56,19 +18,19 @@ func (h *handler) explain(r *http.Request, q query) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return explainAnswerOf(&e), nil
+	return explanationOf(&e), nil
 }
 
-func explainAnswerOf(e *desired.Explanation) explainAnswer {
-	a := explainAnswer{
-		Packet: packetText{
-			Protocol: e.Packet.Protocol, Source: e.Packet.Source.String(), Destination: e.Packet.Destination.String(),
-			Origin: e.Packet.Origin, Interface: e.Packet.Interface,
+func explanationOf(e *desired.Explanation) answers.Explanation {
+	a := answers.Explanation{
+		Packet: answers.Packet{
+			Protocol: e.Packet.Protocol.String(), Source: e.Packet.Source.String(), Destination: e.Packet.Destination.String(),
+			Origin: e.Packet.Origin.String(), Interface: e.Packet.Interface,
 		},
-		Verdict: e.Verdict, Reasons: listed(e.Reasons), Scope: e.Scope, Masquerade: e.Masquerade, BySocket: e.BySocket,
-		AffinitySeconds: e.Affinity.Seconds(), Balancing: e.Balancing, Scheduler: e.Scheduler,
-		Endpoints: converted(e.Endpoints, func(p desired.ExplainedEndpoint) explainedEndpoint {
-			return explainedEndpoint{endpointText: endpointOf(&p.Endpoint, p.Local), Excluded: p.Excluded, Masquerade: p.Masquerade}
+		Verdict: e.Verdict.String(), Reasons: listed(e.Reasons), Scope: e.Scope.String(), Masquerade: e.Masquerade, BySocket: e.BySocket,
+		AffinitySeconds: e.Affinity.Seconds(), Balancing: balancing(e.Balancing), Scheduler: e.Scheduler,
+		Endpoints: converted(e.Endpoints, func(p desired.ExplainedEndpoint) answers.ExplainedEndpoint {
+			return answers.ExplainedEndpoint{Endpoint: endpointOf(&p.Endpoint, p.Local), Excluded: string(p.Excluded), Masquerade: p.Masquerade}
 		}),
 	}
 	if e.Service != nil && e.Frontend != nil {

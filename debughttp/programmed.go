@@ -7,17 +7,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/internal/answers"
 	"github.com/serviceplane/serviceplane/programmed"
 )
 
 // programmedAnswer is the Report of the node, and what it lacks of a Change.
 type programmedAnswer struct {
 	programmed.Report
-
-	// Programmed means that the query names a Change and that the node has it; otherwise Missing
-	// says why not.
-	Programmed bool   `json:"programmed"`
-	Missing    string `json:"missing,omitempty"`
+	answers.Change
 }
 
 // programmedUpTo answers whether the node has programmed a change of a Service.
@@ -47,7 +44,7 @@ func (h *handler) programmedUpTo(_ *http.Request, q query) (any, error) {
 	}
 	a := programmedAnswer{Report: programmed.NewReport(h.source.Status().Node.Name, h.source, time.Now(), change.Left...)}
 	if missing := a.Report.Missing(change); asks && missing != nil {
-		a.Missing = missing.Error()
+		a.Change.Missing = missing.Error()
 	} else {
 		a.Programmed = asks
 	}

@@ -5,20 +5,10 @@ import (
 	"net/http"
 	"slices"
 
-	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/internal/answers"
 )
-
-type rulesAnswer struct {
-	Namespace string        `json:"namespace"`
-	Name      string        `json:"name"`
-	Families  []familyRules `json:"families"`
-}
-
-type familyRules struct {
-	Family v1.IPFamily `json:"family"`
-	Text   string      `json:"text"`
-}
 
 // rules answers with what the engine programs for one Service.
 func (h *handler) rules(r *http.Request, q query) (any, error) {
@@ -37,10 +27,10 @@ func (h *handler) rules(r *http.Request, q query) (any, error) {
 	if len(texts) == 0 {
 		return nil, errNotFound
 	}
-	a := rulesAnswer{Namespace: namespace, Name: name}
+	a := answers.Rules{Namespace: namespace, Name: name}
 	for family, text := range texts {
-		a.Families = append(a.Families, familyRules{family, text})
+		a.Families = append(a.Families, answers.FamilyRules{Family: string(family), Text: text})
 	}
-	slices.SortFunc(a.Families, func(a, b familyRules) int { return cmp.Compare(a.Family, b.Family) })
+	slices.SortFunc(a.Families, func(a, b answers.FamilyRules) int { return cmp.Compare(a.Family, b.Family) })
 	return a, nil
 }

@@ -10,74 +10,9 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/answers"
 	"github.com/serviceplane/serviceplane/proxier"
 )
-
-type serviceAnswer struct {
-	Namespace    string              `json:"namespace"`
-	Name         string              `json:"name"`
-	ServicePorts []servicePortInFull `json:"servicePorts"`
-	// UnmatchedSlices serve no port of the Service, mostly because a port's name is misspelt.
-	UnmatchedSlices []unmatchedSlice `json:"unmatchedSlices,omitempty"`
-}
-
-type unmatchedSlice struct {
-	Family    v1.IPFamily `json:"family"`
-	Name      string      `json:"name"`
-	Ports     []string    `json:"ports"`
-	Endpoints int         `json:"endpoints"`
-}
-
-type servicePortInFull struct {
-	servicePortText
-
-	// Error is why the service port's last sync failed.
-	Error     string         `json:"error,omitempty"`
-	Frontends []frontendText `json:"frontends"`
-	Endpoints []usedEndpoint `json:"endpoints"`
-}
-
-type frontendText struct {
-	Kind desired.Kind `json:"kind"`
-	// Text is "address:port/PROTOCOL" or "node port N/PROTOCOL".
-	Text string `json:"text"`
-	// VIP is omitted for a node port.
-	VIP          string             `json:"vip,omitempty"`
-	Port         uint16             `json:"port"`
-	Action       desired.Action     `json:"action"`
-	Scope        desired.Scope      `json:"scope"`
-	Masquerade   desired.Masquerade `json:"masquerade"`
-	ShortCircuit bool               `json:"shortCircuit"`
-	Restricted   bool               `json:"restricted"`
-	SourceRanges []string           `json:"sourceRanges"`
-}
-
-// usedEndpoint is an endpoint from the view of its service port.
-type usedEndpoint struct {
-	endpointText
-
-	// Used means that some frontend may send connections to the endpoint.
-	Used bool `json:"used"`
-	// Excluded is why none does.
-	Excluded changetracker.Exclusion `json:"excluded,omitempty"`
-}
-
-type endpointText struct {
-	Address string `json:"address"`
-	// State is "ready", "terminating" (and serving), "gone" (terminating and not serving),
-	// "ejected" (by an Override) or "not ready".
-	State       string `json:"state"`
-	Ready       bool   `json:"ready"`
-	Serving     bool   `json:"serving"`
-	Terminating bool   `json:"terminating"`
-	Local       bool   `json:"local"`
-	// Weight is omitted if it is 1, the default.
-	Weight    uint16   `json:"weight,omitempty"`
-	Node      string   `json:"node,omitempty"`
-	Zone      string   `json:"zone,omitempty"`
-	NodeHints []string `json:"nodeHints"`
-	ZoneHints []string `json:"zoneHints"`
-}
 
 func (h *handler) service(_ *http.Request, q query) (any, error) {
 	name, err := q.serviceName()
@@ -91,7 +26,7 @@ func (h *handler) service(_ *http.Request, q query) (any, error) {
 	}
 	if tracking, ok := h.source.(interface{ Tracker() *changetracker.Tracker }); ok {
 		for _, s := range tracking.Tracker().Unmatched(name) {
-			a.UnmatchedSlices = append(a.UnmatchedSlices, unmatchedSlice(s))
+			a.UnmatchedSlices = append(a.UnmatchedSlices, answers.UnmatchedSlice{Family: string(s.Family), Name: s.Name, Ports: s.Ports, Endpoints: s.Endpoints})
 		}
 	}
 	return a, nil
@@ -112,8 +47,8 @@ func failuresOf(s *proxier.Status) failures {
 }
 
 // inFull returns a Service with all its service ports.
-func (p *resolved) inFull(name types.NamespacedName, failed failures) serviceAnswer {
-	a := serviceAnswer{Namespace: name.Namespace, Name: name.Name, ServicePorts: []servicePortInFull{}}
+func (p *resolved) inFull(name types.NamespacedName, failed failures) answers.Service {
+	a := answers.Service{Namespace: name.Namespace, Name: name.Name, ServicePorts: []answers.ServicePortInFull{}}
 	p.servicePorts(name, func(family *desired.Resolved, name changetracker.ServicePortName) {
 		if port, ok := inFull(family, name); ok {
 			port.Error = errorText(failed[family.State().Family()][name])
@@ -139,17 +74,17 @@ func (q query) serviceName() (name types.NamespacedName, err error) {
 }
 
 // inFull returns one service port.
-func inFull(family *desired.Resolved, name changetracker.ServicePortName) (p servicePortInFull, ok bool) {
+func inFull(family *desired.Resolved, name changetracker.ServicePortName) (p answers.ServicePortInFull, ok bool) {
 	s, ok := family.Service(name)
 	if !ok {
 		return p, false
 	}
 	state := family.State()
 	endpoints := state.Endpoints(name)
-	p = servicePortInFull{
-		servicePortText: portText(s.Port, endpoints),
-		Frontends:       make([]frontendText, len(s.Frontends)),
-		Endpoints:       make([]usedEndpoint, len(endpoints)),
+	p = answers.ServicePortInFull{
+		ServicePort: portText(s.Port, endpoints),
+		Frontends:   make([]answers.Frontend, len(s.Frontends)),
+		Endpoints:   make([]answers.UsedEndpoint, len(endpoints)),
 	}
 	for i := range s.Frontends {
 		p.Frontends[i] = frontendOf(s.Key(&s.Frontends[i]), &s.Frontends[i])
@@ -157,9 +92,9 @@ func inFull(family *desired.Resolved, name changetracker.ServicePortName) (p ser
 	view := state.For(state.Node())
 	why := exclusions(view, s.Port, endpoints)
 	for i := range endpoints {
-		e := usedEndpoint{endpointText: endpointOf(&endpoints[i], view.Local(&endpoints[i])), Used: s.Cluster.Has(endpoints[i].Addr) || s.Local.Has(endpoints[i].Addr)}
+		e := answers.UsedEndpoint{Endpoint: endpointOf(&endpoints[i], view.Local(&endpoints[i])), Used: s.Cluster.Has(endpoints[i].Addr) || s.Local.Has(endpoints[i].Addr)}
 		if !e.Used {
-			e.Excluded = cmp.Or(why[i], changetracker.ExcludedByHook)
+			e.Excluded = string(cmp.Or(why[i], changetracker.ExcludedByHook))
 		}
 		p.Endpoints[i] = e
 	}
@@ -177,9 +112,9 @@ func exclusions(view changetracker.View, p *changetracker.ServicePort, endpoints
 	return why
 }
 
-func frontendOf(key desired.Key, f *desired.Frontend) frontendText {
-	t := frontendText{
-		Kind: f.Kind, Text: key.String(), Port: f.Port, Action: f.Action, Scope: f.Scope, Masquerade: f.Masquerade,
+func frontendOf(key desired.Key, f *desired.Frontend) answers.Frontend {
+	t := answers.Frontend{
+		Kind: f.Kind.String(), Text: key.String(), Port: f.Port, Action: f.Action.String(), Scope: f.Scope.String(), Masquerade: f.Masquerade.String(),
 		ShortCircuit: f.ShortCircuit, Restricted: f.Restricted, SourceRanges: texts(f.SourceRanges),
 	}
 	if f.VIP.IsValid() {
@@ -188,8 +123,8 @@ func frontendOf(key desired.Key, f *desired.Frontend) frontendText {
 	return t
 }
 
-func endpointOf(e *changetracker.Endpoint, local bool) endpointText {
-	return endpointText{
+func endpointOf(e *changetracker.Endpoint, local bool) answers.Endpoint {
+	return answers.Endpoint{
 		Address: e.Addr.String(), State: stateOf(e), Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating,
 		Local: local, Weight: e.Weight, Node: e.Node, Zone: e.Zone, NodeHints: listed(e.NodeHints), ZoneHints: listed(e.ZoneHints),
 	}

@@ -4,50 +4,12 @@ import (
 	"math"
 	"net/http"
 
-	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/answers"
 )
-
-type servicesAnswer struct {
-	// Total is the number of matches, and Offset how many of them precede Services.
-	Total  int `json:"total"`
-	Offset int `json:"offset"`
-	// Counts are the Services in the namespace that match q, by filter, and all of them.
-	Counts   map[string]int   `json:"counts"`
-	Services []serviceSummary `json:"services"`
-}
-
-type serviceSummary struct {
-	Namespace string `json:"namespace"`
-	Name      string `json:"name"`
-	// Verdict is what becomes of connections to its frontends.
-	Verdict      verdict           `json:"verdict"`
-	ServicePorts []servicePortText `json:"servicePorts"`
-}
-
-type servicePortText struct {
-	Family           v1.IPFamily `json:"family"`
-	PortName         string      `json:"portName,omitempty"`
-	Protocol         v1.Protocol `json:"protocol"`
-	ClusterIP        string      `json:"clusterIP,omitempty"`
-	Port             uint16      `json:"port"`
-	NodePort         uint16      `json:"nodePort,omitempty"`
-	HealthCheckPort  uint16      `json:"healthCheckNodePort,omitempty"`
-	ExternalIPs      []string    `json:"externalIPs"`
-	LoadBalancerVIPs []string    `json:"loadBalancerVIPs"`
-	InternalPolicy   string      `json:"internalTrafficPolicy"`
-	// ExternalPolicy is omitted if the Service has no external frontends.
-	ExternalPolicy  string  `json:"externalTrafficPolicy,omitempty"`
-	AffinitySeconds float64 `json:"sessionAffinitySeconds,omitempty"`
-	// Balancing is the load balancing policy; random is omitted.
-	Balancing changetracker.Balancing `json:"loadBalancing,omitempty"`
-	// EndpointsUsable counts the endpoints that are ready, or terminating and serving.
-	EndpointsUsable int `json:"endpointsUsable"`
-	EndpointsAll    int `json:"endpointsAll"`
-}
 
 func (h *handler) services(_ *http.Request, q query) (any, error) {
 	wanted, err := h.selection(q)
@@ -56,12 +18,12 @@ func (h *handler) services(_ *http.Request, q query) (any, error) {
 	}
 	now := h.resolved()
 	f := wanted.from(h.index.services(now), &now)
-	return servicesAnswer{
+	return answers.Services{
 		Total: f.total(), Offset: wanted.offset, Counts: f.countsByName(),
-		Services: converted(f.window(wanted.offset, wanted.limit), func(s *listedService) serviceSummary {
+		Services: converted(f.window(wanted.offset, wanted.limit), func(s *listedService) answers.ServiceSummary {
 			summary := now.summary(s)
 			if wanted.failed[s.name] {
-				summary.Verdict = verdictFailed
+				summary.Verdict = string(verdictFailed)
 			}
 			return summary
 		}),
@@ -94,8 +56,8 @@ func (h *handler) selection(q query) (s selection, err error) {
 	return s, nil
 }
 
-func (p *resolved) summary(l *listedService) serviceSummary {
-	s := serviceSummary{Namespace: l.name.Namespace, Name: l.name.Name, Verdict: l.verdict, ServicePorts: []servicePortText{}}
+func (p *resolved) summary(l *listedService) answers.ServiceSummary {
+	s := answers.ServiceSummary{Namespace: l.name.Namespace, Name: l.name.Name, Verdict: string(l.verdict), ServicePorts: []answers.ServicePort{}}
 	p.servicePorts(l.name, func(family *desired.Resolved, name changetracker.ServicePortName) {
 		if port, ok := family.State().Service(name); ok {
 			s.ServicePorts = append(s.ServicePorts, portText(port, family.State().Endpoints(name)))
@@ -125,12 +87,12 @@ func (h *handler) namespaces(*http.Request, query) (any, error) {
 	return a, nil
 }
 
-func portText(p *changetracker.ServicePort, endpoints []changetracker.Endpoint) servicePortText {
-	s := servicePortText{
-		Family: p.Family, PortName: p.Name.Port, Protocol: p.Name.Protocol, Port: p.Port,
+func portText(p *changetracker.ServicePort, endpoints []changetracker.Endpoint) answers.ServicePort {
+	s := answers.ServicePort{
+		Family: string(p.Family), PortName: p.Name.Port, Protocol: string(p.Name.Protocol), Port: p.Port,
 		NodePort: p.NodePort, HealthCheckPort: p.HealthCheckNodePort,
 		ExternalIPs: texts(p.ExternalIPs), LoadBalancerVIPs: texts(p.LoadBalancerVIPs),
-		AffinitySeconds: p.SessionAffinity.Seconds(), Balancing: p.Balancing, EndpointsAll: len(endpoints),
+		AffinitySeconds: p.SessionAffinity.Seconds(), Balancing: balancing(p.Balancing), EndpointsAll: len(endpoints),
 	}
 	if p.ClusterIP.IsValid() {
 		s.ClusterIP = p.ClusterIP.String()
@@ -142,6 +104,14 @@ func portText(p *changetracker.ServicePort, endpoints []changetracker.Endpoint) 
 		}
 	}
 	return s
+}
+
+// balancing is empty for Random.
+func balancing(b changetracker.Balancing) string {
+	if b == changetracker.Random {
+		return ""
+	}
+	return b.String()
 }
 
 // policies returns the traffic policies; the external one is empty if the Service has no

@@ -9,40 +9,15 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/internal/answers"
 )
-
-// stateAnswer is everything that is programmed, for comparison.
-type stateAnswer struct {
-	Node     string         `json:"node"`
-	Services []serviceState `json:"services"`
-}
-
-type serviceState struct {
-	Namespace    string             `json:"namespace"`
-	Name         string             `json:"name"`
-	ServicePorts []servicePortState `json:"servicePorts"`
-}
-
-type servicePortState struct {
-	servicePortText
-
-	Endpoints []endpointState `json:"endpoints"`
-}
-
-// endpointState is what does not depend on the node that is asked.
-type endpointState struct {
-	Address string `json:"address"`
-	State   string `json:"state"`
-	// Weight is omitted if it is 1, the default.
-	Weight uint16 `json:"weight,omitempty"`
-}
 
 func (h *handler) state(_ *http.Request, q query) (any, error) {
 	namespace, err := q.text("namespace")
 	if err != nil {
 		return nil, err
 	}
-	ports := map[types.NamespacedName][]servicePortState{}
+	ports := map[types.NamespacedName][]answers.ServicePortState{}
 	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
 		state := h.source.Programmed(family)
 		if state == nil {
@@ -54,21 +29,21 @@ func (h *handler) state(_ *http.Request, q query) (any, error) {
 			}
 		}
 	}
-	a := stateAnswer{Node: h.source.Status().Node.Name, Services: make([]serviceState, 0, len(ports))}
+	a := answers.State{Node: h.source.Status().Node.Name, Services: make([]answers.ServiceState, 0, len(ports))}
 	for name, list := range ports {
-		slices.SortFunc(list, func(a, b servicePortState) int {
+		slices.SortFunc(list, func(a, b answers.ServicePortState) int {
 			return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.PortName, b.PortName), cmp.Compare(a.Protocol, b.Protocol))
 		})
-		a.Services = append(a.Services, serviceState{name.Namespace, name.Name, list})
+		a.Services = append(a.Services, answers.ServiceState{Namespace: name.Namespace, Name: name.Name, ServicePorts: list})
 	}
-	slices.SortFunc(a.Services, func(a, b serviceState) int {
+	slices.SortFunc(a.Services, func(a, b answers.ServiceState) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	return a, nil
 }
 
-func portState(port *changetracker.ServicePort, endpoints []changetracker.Endpoint) servicePortState {
-	return servicePortState{portText(port, endpoints), converted(endpoints, func(e changetracker.Endpoint) endpointState {
-		return endpointState{e.Addr.String(), stateOf(&e), e.Weight}
+func portState(port *changetracker.ServicePort, endpoints []changetracker.Endpoint) answers.ServicePortState {
+	return answers.ServicePortState{ServicePort: portText(port, endpoints), Endpoints: converted(endpoints, func(e changetracker.Endpoint) answers.EndpointState {
+		return answers.EndpointState{Address: e.Addr.String(), State: stateOf(&e), Weight: e.Weight}
 	})}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/answers"
 )
 
 // TraceRequest asks a function to follow a packet through the rules of the node.
@@ -39,20 +40,17 @@ type TraceAnswer struct {
 
 // TraceStep is a rule that a packet matched, or the policy of a base chain.
 type TraceStep struct {
-	Family string `json:"family"`
-	Table  string `json:"table"`
-	Chain  string `json:"chain"`
+	Family, Table, Chain string
 	// Hook is where the chain is.
-	Hook string `json:"hook,omitempty"`
+	Hook string
 	// Rule and Comment are empty, and Handle is 0, for a policy.
-	Rule    string `json:"rule,omitempty"`
-	Comment string `json:"comment,omitempty"`
-	Handle  uint64 `json:"handle"`
+	Rule, Comment string
+	Handle        uint64
 	// Command prints the rule by its handle, if Rule is not complete.
-	Command string `json:"command,omitempty"`
-	Verdict string `json:"verdict"`
+	Command string
+	Verdict string
 	// Ours reports whether the rule is this proxy's.
-	Ours bool `json:"ours"`
+	Ours bool
 }
 
 // Tracer lets clients POST to the path trace, which calls f: it changes the node while it runs,
@@ -69,17 +67,6 @@ const (
 	maxTraceFor     = 5 * time.Minute
 	maxTracePackets = 100
 )
-
-type traceAnswer struct {
-	Packet  packetText    `json:"packet"`
-	Steps   []TraceStep   `json:"steps"`
-	Verdict string        `json:"verdict"`
-	By      string        `json:"by"`
-	Reasons []string      `json:"reasons"`
-	Sent    string        `json:"sent,omitempty"`
-	Explain explainAnswer `json:"explain"`
-	Agrees  bool          `json:"agrees"`
-}
 
 // trace answers a POST. Browsers send one for any site, so it refuses those of other origins.
 func (h *handler) trace(w http.ResponseWriter, r *http.Request) {
@@ -115,9 +102,9 @@ func (h *handler) traced(r *http.Request, q query) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := explainAnswerOf(&t.Explanation)
-	return traceAnswer{
-		Packet: e.Packet, Steps: converted(t.Steps, func(s TraceStep) TraceStep { return s }), Verdict: t.Verdict, By: t.By,
+	e := explanationOf(&t.Explanation)
+	return answers.Trace{
+		Packet: e.Packet, Steps: converted(t.Steps, func(s TraceStep) answers.TraceStep { return answers.TraceStep(s) }), Verdict: t.Verdict, By: t.By,
 		Reasons: listed(t.Reasons), Sent: t.Sent, Explain: e, Agrees: t.Agrees,
 	}, nil
 }

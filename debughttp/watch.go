@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/internal/answers"
 )
 
 // watchPeriod is how often a watch looks for changes. heartbeat is how often it sends
@@ -20,27 +21,13 @@ const (
 	heartbeat   = 30 * time.Second
 )
 
-// The types of watchEvent.
+// The types of an answers.Event.
 const (
 	eventWatching = "watching" // at the start, and every 30 s
 	eventAdded    = "added"
 	eventChanged  = "changed"
 	eventRemoved  = "removed"
 )
-
-// watchEvent is one line of a watch: a change of a programmed service port.
-type watchEvent struct {
-	Time time.Time `json:"time"`
-	Type string    `json:"type"`
-	// The rest is omitted for the type watching.
-	Namespace string `json:"namespace,omitempty"`
-	Name      string `json:"name,omitempty"`
-	// ServicePort is the service port after the change, or before it was removed.
-	ServicePort *servicePortText `json:"servicePort,omitempty"`
-	// EndpointsAdded have a new address or another state; EndpointsRemoved are addresses.
-	EndpointsAdded   []endpointText `json:"endpointsAdded,omitempty"`
-	EndpointsRemoved []string       `json:"endpointsRemoved,omitempty"`
-}
 
 // watch sends changes, one JSON object a line, until the client is gone.
 func (h *handler) watch(w http.ResponseWriter, r *http.Request) {
@@ -55,7 +42,7 @@ func (h *handler) watch(w http.ResponseWriter, r *http.Request) {
 	defer looks.Stop()
 	for last := (time.Time{}); ; {
 		if time.Since(last) >= heartbeat {
-			if last = time.Now(); stream.send(&watchEvent{Time: moment(last), Type: eventWatching}) != nil {
+			if last = time.Now(); stream.send(&answers.Event{Time: moment(last), Type: eventWatching}) != nil {
 				return
 			}
 		}
@@ -92,7 +79,7 @@ type stream struct {
 	lines *json.Encoder
 }
 
-func (s *stream) send(event *watchEvent) error {
+func (s *stream) send(event *answers.Event) error {
 	_ = s.SetWriteDeadline(time.Now().Add(heartbeat)) // of this line; recorders have none
 	if err := s.lines.Encode(event); err != nil {
 		return err
@@ -101,8 +88,8 @@ func (s *stream) send(event *watchEvent) error {
 }
 
 // changes returns what differs between two States; before may be nil.
-func changes(before, after *changetracker.State) iter.Seq[watchEvent] {
-	return func(yield func(watchEvent) bool) {
+func changes(before, after *changetracker.State) iter.Seq[answers.Event] {
+	return func(yield func(answers.Event) bool) {
 		if before == after {
 			return // most of the time
 		}
@@ -122,8 +109,8 @@ func changes(before, after *changetracker.State) iter.Seq[watchEvent] {
 }
 
 // changesOf returns the changes of the service ports of one Service.
-func changesOf(name types.NamespacedName, before, after *changetracker.State) iter.Seq[watchEvent] {
-	return func(yield func(watchEvent) bool) {
+func changesOf(name types.NamespacedName, before, after *changetracker.State) iter.Seq[answers.Event] {
+	return func(yield func(answers.Event) bool) {
 		for _, name := range after.ServicePorts(name) {
 			if event, ok := change(name, before, after); ok && !yield(event) {
 				return
@@ -141,13 +128,13 @@ func changesOf(name types.NamespacedName, before, after *changetracker.State) it
 	}
 }
 
-func eventOf(kind string, port *changetracker.ServicePort, endpoints []changetracker.Endpoint) watchEvent {
+func eventOf(kind string, port *changetracker.ServicePort, endpoints []changetracker.Endpoint) answers.Event {
 	text := portText(port, endpoints)
-	return watchEvent{Type: kind, Namespace: port.Name.Namespace, Name: port.Name.Name, ServicePort: &text}
+	return answers.Event{Type: kind, Namespace: port.Name.Namespace, Name: port.Name.Name, ServicePort: &text}
 }
 
 // change returns the change of one service port, which after has.
-func change(name changetracker.ServicePortName, before, after *changetracker.State) (e watchEvent, ok bool) {
+func change(name changetracker.ServicePortName, before, after *changetracker.State) (e answers.Event, ok bool) {
 	var oldPort *changetracker.ServicePort
 	var old []changetracker.Endpoint
 	kind := eventAdded

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/serviceplane/serviceplane/internal/answers"
 	"github.com/serviceplane/serviceplane/internal/peer"
 )
 
@@ -139,9 +140,7 @@ func (e *refusedError) Error() string { return e.text }
 // refused returns the error of a response.
 func (p *proxy) refused(path string, response *http.Response) error {
 	const most = 1 << 16
-	var sent struct {
-		Error string `json:"error"`
-	}
+	var sent answers.Error
 	content, err := io.ReadAll(io.LimitReader(response.Body, most))
 	if err == nil && json.Unmarshal(content, &sent) == nil && sent.Error != "" {
 		if response.StatusCode == http.StatusNotFound && sent.Error == noSuchPage {

@@ -9,37 +9,11 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/serviceplane/serviceplane/internal/answers"
 )
 
-// countsAnswer is debughttp's counts.
-type countsAnswer struct {
-	Since          time.Time `json:"since"`
-	TrafficProblem string    `json:"trafficProblem"`
-	TrafficLosses  uint64    `json:"trafficLosses"`
-	Total          int       `json:"total"`
-	ServicePorts   []struct {
-		service
-		servicePort
-		traffic
-
-		Endpoints []struct {
-			traffic
-
-			Address string `json:"address"`
-		} `json:"endpoints"`
-	} `json:"servicePorts"`
-}
-
-// traffic is what was counted: to endpoints (in) and from them (out). What is nil is unknown.
-type traffic struct {
-	Connections *uint64 `json:"connections"`
-	PacketsIn   *uint64 `json:"packetsIn"`
-	PacketsOut  *uint64 `json:"packetsOut"`
-	BytesIn     *uint64 `json:"bytesIn"`
-	BytesOut    *uint64 `json:"bytesOut"`
-}
-
-func (t *traffic) cells() []string {
+func trafficCells(t *answers.Traffic) []string {
 	return []string{number(t.Connections), number(t.PacketsIn), number(t.PacketsOut), number(t.BytesIn), number(t.BytesOut)}
 }
 
@@ -75,7 +49,7 @@ func (a *app) counts() *cobra.Command {
 }
 
 func (w *printer) counts(content json.RawMessage) error {
-	answer, err := decode[countsAnswer](content)
+	answer, err := decode[answers.Counts](content)
 	if err != nil {
 		return err
 	}
@@ -91,11 +65,11 @@ func (w *printer) counts(content json.RawMessage) error {
 	var table [][]string
 	for i := range answer.ServicePorts {
 		p := &answer.ServicePorts[i]
-		name := []string{p.Namespace, p.Name, p.port(), p.Family}
-		table = append(table, slices.Concat(name, []string{"all"}, p.cells()))
+		name := []string{p.Namespace, p.Name, port(p.PortName, p.Protocol), p.Family}
+		table = append(table, slices.Concat(name, []string{"all"}, trafficCells(&p.Traffic)))
 		for j := range p.Endpoints {
 			e := &p.Endpoints[j]
-			table = append(table, slices.Concat(name, []string{e.Address}, e.cells()))
+			table = append(table, slices.Concat(name, []string{e.Address}, trafficCells(&e.Traffic)))
 		}
 	}
 	rows(w, "NAMESPACE NAME PORT FAMILY ENDPOINT CONNECTIONS PACKETS-IN PACKETS-OUT BYTES-IN BYTES-OUT", table, func(cells []string) []string { return cells })

@@ -12,13 +12,9 @@ import (
 
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
-)
 
-// stateAnswer is debughttp's state.
-type stateAnswer struct {
-	Node     string    `json:"node"`
-	Services []service `json:"services"`
-}
+	"github.com/serviceplane/serviceplane/internal/answers"
+)
 
 // absent is the value of a field on a side that does not have it.
 const absent = "absent"
@@ -32,13 +28,15 @@ func (f field) compare(g field) int {
 }
 
 // key is the field that says whether the service port exists.
-func (p *named) key() field { return field{p.Namespace, p.Name, p.port(), p.Family, ""} }
+func (p *named) key() field {
+	return field{p.Namespace, p.Name, port(p.PortName, p.Protocol), p.Family, ""}
+}
 
 // ownNamespace is canary.Namespace: its Services have another endpoint on each node.
 const ownNamespace = "serviceplane.internal"
 
-// fields returns the values of a State that do not depend on the node.
-func (s *stateAnswer) fields() map[field]string {
+// fieldsOf returns the values of a State that do not depend on the node.
+func fieldsOf(s *answers.State) map[field]string {
 	all := map[field]string{}
 	for _, p := range ports(s.Services) {
 		if p.Namespace == ownNamespace {
@@ -63,13 +61,13 @@ func (s *stateAnswer) fields() map[field]string {
 		set("load balancing", p.Balancing)
 		for i := range p.Endpoints {
 			e := &p.Endpoints[i]
-			set("endpoint "+e.Address, strings.TrimSpace(e.State+" "+e.weight()))
+			set("endpoint "+e.Address, strings.TrimSpace(e.State+" "+weight(e)))
 		}
 	}
 	return all
 }
 
-func (e *endpoint) weight() string {
+func weight(e *answers.EndpointState) string {
 	if e.Weight == 0 {
 		return ""
 	}
@@ -175,15 +173,15 @@ func (a *app) diff() *cobra.Command {
 		if len(nodes)+len(files) < 2 {
 			return errors.New("nothing to compare with: want a file of command state, or --with ADDRESS")
 		}
-		answers := a.ask(c.Context(), nodes, "state", nil)
+		responses := a.ask(c.Context(), nodes, "state", nil)
 		for _, name := range files {
 			content, err := readState(name)
 			if err != nil {
 				return err
 			}
-			answers = append(answers, response{Node: name, Answer: content})
+			responses = append(responses, response{Node: name, Answer: content})
 		}
-		return a.compared(c, answers)
+		return a.compared(c, responses)
 	}
 	return c
 }
@@ -202,20 +200,20 @@ func readState(name string) (json.RawMessage, error) {
 }
 
 // compared prints the differences of answers.
-func (a *app) compared(c *cobra.Command, answers []response) error {
+func (a *app) compared(c *cobra.Command, responses []response) error {
 	var sides []side
-	for i := range answers {
-		if answers[i].err != nil {
+	for i := range responses {
+		if responses[i].err != nil {
 			continue
 		}
-		state, err := decode[stateAnswer](answers[i].Answer)
+		state, err := decode[answers.State](responses[i].Answer)
 		if err != nil {
-			return fmt.Errorf("%s: %w", answers[i].Node, err)
+			return fmt.Errorf("%s: %w", responses[i].Node, err)
 		}
 		if state.Node == "" {
-			return fmt.Errorf("%s: want the output of command state", answers[i].Node)
+			return fmt.Errorf("%s: want the output of command state", responses[i].Node)
 		}
-		sides = append(sides, side{answers[i].Node, state.fields()})
+		sides = append(sides, side{responses[i].Node, fieldsOf(&state)})
 	}
 	found := differences(sides)
 	content, err := json.Marshal(struct {
@@ -226,10 +224,10 @@ func (a *app) compared(c *cobra.Command, answers []response) error {
 	}
 	err = a.print(c, content, func(w *printer) error {
 		w.differences(len(sides), found)
-		w.unreachable(answers)
+		w.unreachable(responses)
 		return nil
 	})
-	if err := errors.Join(err, unanswered(answers)); err != nil || len(found) == 0 {
+	if err := errors.Join(err, unanswered(responses)); err != nil || len(found) == 0 {
 		return err
 	}
 	return ErrDifferent

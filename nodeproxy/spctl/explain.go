@@ -12,6 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/serviceplane/serviceplane/internal/answers"
 )
 
 // packet is the first packet of a connection, as flags and arguments give it.
@@ -51,11 +53,11 @@ func (p *packet) query(ctx context.Context, a *app, to *proxy) (url.Values, erro
 		if err != nil {
 			return nil, err
 		}
-		status, err := decode[statusAnswer](content)
+		status, err := decode[answers.Status](content)
 		if err != nil {
 			return nil, err
 		}
-		p.origin = status.Node.originOf(p.source)
+		p.origin = originOf(&status.Node, p.source)
 	}
 	query := url.Values{"protocol": {p.protocol}, "source": {p.source}, "destination": {p.destination}, "origin": {p.origin}}
 	if p.iface != "" {
@@ -65,7 +67,7 @@ func (p *packet) query(ctx context.Context, a *app, to *proxy) (url.Values, erro
 }
 
 // originOf returns where the packets of an address come from, on this node.
-func (n *node) originOf(source string) string {
+func originOf(n *answers.Node, source string) string {
 	addr, err := netip.ParseAddr(source)
 	if err != nil {
 		return "outside" // the proxy names the error
@@ -82,26 +84,7 @@ func (n *node) originOf(source string) string {
 	return "outside"
 }
 
-// explainAnswer has the fields of debughttp's explain that tables show.
-type explainAnswer struct {
-	Packet      sentPacket   `json:"packet"`
-	Verdict     string       `json:"verdict"`
-	Reasons     []string     `json:"reasons"`
-	ServicePort *servicePort `json:"servicePort"`
-	Frontend    *frontend    `json:"frontend"`
-	BySocket    bool         `json:"bySocket"`
-	Endpoints   []endpoint   `json:"endpoints"`
-}
-
-type sentPacket struct {
-	Protocol    string `json:"protocol"`
-	Source      string `json:"source"`
-	Destination string `json:"destination"`
-	Origin      string `json:"origin"`
-	Interface   string `json:"interface"`
-}
-
-func (p *sentPacket) String() string {
+func packetText(p *answers.Packet) string {
 	text := fmt.Sprintf("%s %s to %s, origin %s", p.Protocol, p.Source, p.Destination, p.Origin)
 	if p.Interface != "" {
 		text += ", interface " + p.Interface
@@ -139,7 +122,7 @@ func (a *app) explain() *cobra.Command {
 }
 
 func (w *printer) explain(content json.RawMessage) error {
-	e, err := decode[explainAnswer](content)
+	e, err := decode[answers.Explanation](content)
 	if err != nil {
 		return err
 	}
@@ -147,8 +130,8 @@ func (w *printer) explain(content json.RawMessage) error {
 	return nil
 }
 
-func (w *printer) explained(e *explainAnswer) {
-	fields := []string{"Packet", e.Packet.String(), "Verdict", e.Verdict}
+func (w *printer) explained(e *answers.Explanation) {
+	fields := []string{"Packet", packetText(&e.Packet), "Verdict", e.Verdict}
 	if e.BySocket {
 		fields = append(fields, "Translated", "by the socket of the client, not by rules")
 	}
@@ -160,11 +143,11 @@ func (w *printer) explained(e *explainAnswer) {
 		return
 	}
 	w.section("Endpoints, from the view of this packet:")
-	rows(w, "ENDPOINT STATE NODE ZONE CHOSEN MASQUERADE", e.Endpoints, func(e endpoint) []string {
+	rows(w, "ENDPOINT STATE NODE ZONE CHOSEN MASQUERADE", e.Endpoints, func(e answers.ExplainedEndpoint) []string {
 		chosen := "may be"
 		if e.Excluded != "" {
 			chosen = "no: " + e.Excluded
 		}
-		return []string{e.Address, e.State, e.place(), e.Zone, chosen, yesNo(e.Masquerade)}
+		return []string{e.Address, e.State, place(&e.Endpoint), e.Zone, chosen, yesNo(e.Masquerade)}
 	})
 }

@@ -5,22 +5,16 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-)
 
-// rulesAnswer is debughttp's rules.
-type rulesAnswer struct {
-	Families []struct {
-		Family string `json:"family"`
-		Text   string `json:"text"`
-	} `json:"families"`
-}
+	"github.com/serviceplane/serviceplane/internal/answers"
+)
 
 func (a *app) rules() *cobra.Command {
 	return a.ofService("rules", "Print what the engine programs for one Service", "rules", (*printer).rules)
 }
 
 func (w *printer) rules(content json.RawMessage) error {
-	answer, err := decode[rulesAnswer](content)
+	answer, err := decode[answers.Rules](content)
 	if err != nil {
 		return err
 	}

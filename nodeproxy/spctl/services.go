@@ -13,91 +13,24 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/serviceplane/serviceplane/internal/answers"
 )
 
-// servicesAnswer has the fields of debughttp's services that tables show.
-type servicesAnswer struct {
-	Total    int       `json:"total"`
-	Services []service `json:"services"`
-}
-
-type service struct {
-	Namespace    string        `json:"namespace"`
-	Name         string        `json:"name"`
-	Verdict      string        `json:"verdict"`
-	ServicePorts []servicePort `json:"servicePorts"`
-
-	// Of a single Service only.
-	UnmatchedSlices []unmatchedSlice `json:"unmatchedSlices"`
-}
-
-type unmatchedSlice struct {
-	Family    string   `json:"family"`
-	Name      string   `json:"name"`
-	Ports     []string `json:"ports"`
-	Endpoints int      `json:"endpoints"`
-}
-
-type servicePort struct {
-	Family           string   `json:"family"`
-	PortName         string   `json:"portName"`
-	Protocol         string   `json:"protocol"`
-	ClusterIP        string   `json:"clusterIP"`
-	Port             uint16   `json:"port"`
-	NodePort         uint16   `json:"nodePort"`
-	HealthCheckPort  uint16   `json:"healthCheckNodePort"`
-	ExternalIPs      []string `json:"externalIPs"`
-	LoadBalancerVIPs []string `json:"loadBalancerVIPs"`
-	InternalPolicy   string   `json:"internalTrafficPolicy"`
-	ExternalPolicy   string   `json:"externalTrafficPolicy"`
-	AffinitySeconds  float64  `json:"sessionAffinitySeconds"`
-	Balancing        string   `json:"loadBalancing"`
-	EndpointsUsable  int      `json:"endpointsUsable"`
-	EndpointsAll     int      `json:"endpointsAll"`
-
-	// Of a single Service only.
-	Error     string     `json:"error"`
-	Frontends []frontend `json:"frontends"`
-	Endpoints []endpoint `json:"endpoints"`
-}
-
-type frontend struct {
-	Kind         string   `json:"kind"`
-	Text         string   `json:"text"`
-	Action       string   `json:"action"`
-	Scope        string   `json:"scope"`
-	Masquerade   string   `json:"masquerade"`
-	ShortCircuit bool     `json:"shortCircuit"`
-	Restricted   bool     `json:"restricted"`
-	SourceRanges []string `json:"sourceRanges"`
-}
-
-type endpoint struct {
-	Address    string `json:"address"`
-	State      string `json:"state"`
-	Local      bool   `json:"local"`
-	Weight     uint16 `json:"weight"`
-	Node       string `json:"node"`
-	Zone       string `json:"zone"`
-	Used       bool   `json:"used"`
-	Excluded   string `json:"excluded"`
-	Masquerade bool   `json:"masquerade"` // of explain
-}
-
 // title is the port as kubectl shows it, with the port's name.
-func (p *servicePort) title() string {
+func title(p *answers.ServicePort) string {
 	return strings.TrimSpace(fmt.Sprintf("%s %d/%s", p.PortName, p.Port, p.Protocol))
 }
 
-func (p *servicePort) endpoints() string {
+func endpoints(p *answers.ServicePort) string {
 	return fmt.Sprintf("%d/%d", p.EndpointsUsable, p.EndpointsAll)
 }
 
-func (p *servicePort) external() string {
+func external(p *answers.ServicePort) string {
 	return list(slices.Concat(p.LoadBalancerVIPs, p.ExternalIPs))
 }
 
-func (p *servicePort) policy() string {
+func policy(p *answers.ServicePort) string {
 	if p.ExternalPolicy == "" || p.ExternalPolicy == p.InternalPolicy {
 		return p.InternalPolicy
 	}
@@ -218,23 +151,27 @@ func (a *app) fetch(ctx context.Context, p *proxy, path string, query url.Values
 
 // named is a service port with the Service that it belongs to.
 type named struct {
-	*service
-	*servicePort
+	*answers.ServiceState
+	*answers.ServicePortState
 }
 
 func (w *printer) services(content json.RawMessage) error {
-	answer, err := decode[servicesAnswer](content)
+	answer, err := decode[answers.Services](content)
 	if err != nil {
 		return err
 	}
 	if len(answer.Services) == 0 {
 		w.line("no Services")
 	}
-	rows(w, "NAMESPACE NAME PORT FAMILY CLUSTER-IP EXTERNAL-IP NODE-PORT ENDPOINTS POLICY VERDICT", ports(answer.Services), func(p named) []string {
-		return []string{
-			p.Namespace, p.Name, p.title(), p.Family, p.ClusterIP, p.external(), count(int(p.NodePort)), p.endpoints(), p.policy(), p.Verdict,
+	var table [][]string
+	for i := range answer.Services {
+		s := &answer.Services[i]
+		for j := range s.ServicePorts {
+			p := &s.ServicePorts[j]
+			table = append(table, []string{s.Namespace, s.Name, title(p), p.Family, p.ClusterIP, external(p), count(int(p.NodePort)), endpoints(p), policy(p), s.Verdict})
 		}
-	})
+	}
+	rows(w, "NAMESPACE NAME PORT FAMILY CLUSTER-IP EXTERNAL-IP NODE-PORT ENDPOINTS POLICY VERDICT", table, func(cells []string) []string { return cells })
 	if n := answer.Total - len(answer.Services); n > 0 {
 		w.line(fmt.Sprintf("and %d more", n))
 	}
@@ -242,7 +179,7 @@ func (w *printer) services(content json.RawMessage) error {
 }
 
 // ports returns all service ports of Services.
-func ports(services []service) (all []named) {
+func ports(services []answers.ServiceState) (all []named) {
 	for i := range services {
 		for j := range services[i].ServicePorts {
 			all = append(all, named{&services[i], &services[i].ServicePorts[j]})
@@ -252,16 +189,16 @@ func ports(services []service) (all []named) {
 }
 
 // sideBySide prints the Services of several nodes. Where they differ, it shows the first one's.
-func (w *printer) sideBySide(answers []response, text string, limit int) error {
+func (w *printer) sideBySide(responses []response, text string, limit int) error {
 	var sides []side
 	first := map[field]named{}
 	nodes := map[field]int{}
-	for i := range answers {
-		state, err := decode[stateAnswer](answers[i].Answer)
+	for i := range responses {
+		state, err := decode[answers.State](responses[i].Answer)
 		if err != nil {
-			return fmt.Errorf("%s: %w", answers[i].Node, err)
+			return fmt.Errorf("%s: %w", responses[i].Node, err)
 		}
-		sides = append(sides, side{answers[i].Node, state.fields()})
+		sides = append(sides, side{responses[i].Node, fieldsOf(&state)})
 		for _, p := range ports(state.Services) {
 			key := p.key()
 			if nodes[key]++; nodes[key] == 1 {
@@ -281,8 +218,8 @@ func (w *printer) sideBySide(answers []response, text string, limit int) error {
 	rows(w, "NAMESPACE NAME PORT FAMILY CLUSTER-IP ENDPOINTS NODES DIFFERENCES", keys, func(k field) []string {
 		p := first[k]
 		return []string{
-			p.Namespace, p.Name, p.title(), p.Family, p.ClusterIP, p.endpoints(),
-			fmt.Sprintf("%d/%d", nodes[k], len(answers)), count(differing[k]),
+			p.Namespace, p.Name, title(&p.ServicePort), p.Family, p.ClusterIP, endpoints(&p.ServicePort),
+			fmt.Sprintf("%d/%d", nodes[k], len(responses)), count(differing[k]),
 		}
 	})
 	return nil
@@ -335,7 +272,7 @@ func serviceQuery(text string) (url.Values, error) {
 }
 
 func (w *printer) service(content json.RawMessage) error {
-	s, err := decode[service](content)
+	s, err := decode[answers.Service](content)
 	if err != nil {
 		return err
 	}
@@ -346,29 +283,29 @@ func (w *printer) service(content json.RawMessage) error {
 	if len(s.UnmatchedSlices) > 0 {
 		w.section("EndpointSlices that fit no port of the Service, by name and protocol:")
 	}
-	rows(w, "NAME FAMILY PORTS ENDPOINTS", s.UnmatchedSlices, func(u unmatchedSlice) []string {
+	rows(w, "NAME FAMILY PORTS ENDPOINTS", s.UnmatchedSlices, func(u answers.UnmatchedSlice) []string {
 		return []string{u.Name, u.Family, list(u.Ports), fmt.Sprint(u.Endpoints)}
 	})
 	return nil
 }
 
-func (w *printer) port(p *servicePort) {
-	w.section("%s, %s", p.title(), p.Family)
+func (w *printer) port(p *answers.ServicePortInFull) {
+	w.section("%s, %s", title(&p.ServicePort), p.Family)
 	affinity := ""
 	if p.AffinitySeconds > 0 {
 		affinity = fmt.Sprintf("ClientIP, %gs", p.AffinitySeconds)
 	}
-	w.fields("Policy", p.policy(), "Affinity", affinity, "Balancing", p.Balancing,
+	w.fields("Policy", policy(&p.ServicePort), "Affinity", affinity, "Balancing", p.Balancing,
 		"Health check port", count(int(p.HealthCheckPort)), "Error", p.Error)
-	rows(w, "FRONTEND KIND ACTION SCOPE MASQUERADE SOURCES", p.Frontends, func(f frontend) []string {
-		return []string{f.Text, f.Kind, f.Action, f.Scope, f.Masquerade, f.sources()}
+	rows(w, "FRONTEND KIND ACTION SCOPE MASQUERADE SOURCES", p.Frontends, func(f answers.Frontend) []string {
+		return []string{f.Text, f.Kind, f.Action, f.Scope, f.Masquerade, sources(&f)}
 	})
-	rows(w, "ENDPOINT STATE NODE ZONE USED", p.Endpoints, func(e endpoint) []string {
-		return []string{e.Address, e.State, e.place(), e.Zone, e.use()}
+	rows(w, "ENDPOINT STATE NODE ZONE USED", p.Endpoints, func(e answers.UsedEndpoint) []string {
+		return []string{e.Address, e.State, place(&e.Endpoint), e.Zone, use(&e)}
 	})
 }
 
-func (f *frontend) sources() string {
+func sources(f *answers.Frontend) string {
 	if f.Restricted && len(f.SourceRanges) == 0 {
 		return "none"
 	}
@@ -376,14 +313,14 @@ func (f *frontend) sources() string {
 }
 
 // place is the node, and whether it is the proxy's.
-func (e *endpoint) place() string {
+func place(e *answers.Endpoint) string {
 	if e.Local {
 		return strings.TrimSpace(e.Node + " (local)")
 	}
 	return e.Node
 }
 
-func (e *endpoint) use() string {
+func use(e *answers.UsedEndpoint) string {
 	if e.Used {
 		return yesNo(true)
 	}
@@ -404,7 +341,7 @@ func (a *app) completeServices(c *cobra.Command, args []string, typed string) ([
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-	answer, err := decode[servicesAnswer](content)
+	answer, err := decode[answers.Services](content)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}

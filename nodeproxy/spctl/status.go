@@ -9,65 +9,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/serviceplane/serviceplane/internal/answers"
 )
-
-// statusAnswer has the fields of debughttp's status that tables show.
-type statusAnswer struct {
-	Title      string      `json:"title"`
-	Version    string      `json:"version"`
-	Now        time.Time   `json:"now"`
-	Synced     bool        `json:"synced"`
-	Waiting    []string    `json:"waiting"`
-	Without    []string    `json:"without"`
-	Node       node        `json:"node"`
-	Families   []family    `json:"families"`
-	Conditions []condition `json:"conditions"`
-	Problems   []problem   `json:"problems"`
-	ProblemsN  int         `json:"problemsTotal"`
-}
-
-type node struct {
-	Name      string   `json:"name"`
-	Zone      string   `json:"zone"`
-	Addresses []string `json:"addresses"`
-	PodCIDRs  []string `json:"podCIDRs"`
-}
-
-type family struct {
-	Family       string    `json:"family"`
-	Synced       bool      `json:"synced"`
-	LastSuccess  time.Time `json:"lastSuccess"`
-	LastError    string    `json:"lastError"`
-	PendingSince time.Time `json:"pendingSince"`
-	ServicePorts int       `json:"servicePorts"`
-	NoInternal   int       `json:"noLocalEndpointsInternal"`
-	NoExternal   int       `json:"noLocalEndpointsExternal"`
-	Damaged      int       `json:"damaged"`
-	Failed       []failure `json:"failed"`
-	FailedTotal  int       `json:"failedTotal"`
-}
-
-type failure struct {
-	Namespace string `json:"namespace"`
-	Name      string `json:"name"`
-	PortName  string `json:"portName"`
-	Protocol  string `json:"protocol"`
-	Error     string `json:"error"`
-}
-
-type condition struct {
-	Type    string    `json:"type"`
-	Family  string    `json:"family"`
-	Since   time.Time `json:"since"`
-	Message string    `json:"message"`
-}
-
-type problem struct {
-	Object string `json:"object"`
-	Field  string `json:"field"`
-	Value  string `json:"value"`
-	Reason string `json:"reason"`
-}
 
 func (a *app) status() *cobra.Command {
 	return &cobra.Command{
@@ -86,7 +30,7 @@ func (a *app) status() *cobra.Command {
 }
 
 func (w *printer) status(content json.RawMessage) error {
-	s, err := decode[statusAnswer](content)
+	s, err := decode[answers.Status](content)
 	if err != nil {
 		return err
 	}
@@ -97,20 +41,20 @@ func (w *printer) status(content json.RawMessage) error {
 	w.fields("Proxy", strings.TrimSpace(s.Title+" "+s.Version), "Node", s.Node.Name, "Zone", s.Node.Zone, "Addresses", list(s.Node.Addresses),
 		"Pod CIDRs", list(s.Node.PodCIDRs), "Synced", synced, "Without", strings.Join(s.Without, ", "))
 	w.section("IP families:")
-	rows(w, familyHeading, s.Families, func(f family) []string { return f.cells(s.Now) })
+	rows(w, familyHeading, s.Families, func(f answers.Family) []string { return familyCells(&f, s.Now) })
 	for i := range s.Families {
 		w.failures(&s.Families[i])
 	}
 	if len(s.Conditions) > 0 {
 		w.section("Conditions:")
 	}
-	rows(w, "TYPE FAMILY SINCE MESSAGE", s.Conditions, func(c condition) []string {
+	rows(w, "TYPE FAMILY SINCE MESSAGE", s.Conditions, func(c answers.Condition) []string {
 		return []string{c.Type, c.Family, ago(s.Now, c.Since), c.Message}
 	})
 	if len(s.Problems) > 0 {
-		w.section("Values that are set aside (%d of %d):", len(s.Problems), s.ProblemsN)
+		w.section("Values that are set aside (%d of %d):", len(s.Problems), s.ProblemsTotal)
 	}
-	rows(w, "OBJECT FIELD VALUE REASON", s.Problems, func(p problem) []string {
+	rows(w, "OBJECT FIELD VALUE REASON", s.Problems, func(p answers.Problem) []string {
 		return []string{p.Object, p.Field, p.Value, p.Reason}
 	})
 	return nil
@@ -118,16 +62,16 @@ func (w *printer) status(content json.RawMessage) error {
 
 const familyHeading = "FAMILY SYNCED LAST-SYNC PENDING SERVICE-PORTS FAILED DROPPING DAMAGED"
 
-func (f *family) cells(now time.Time) []string {
+func familyCells(f *answers.Family, now time.Time) []string {
 	return []string{
 		f.Family, yesNo(f.Synced), ago(now, f.LastSuccess), age(now, f.PendingSince), fmt.Sprint(f.ServicePorts),
-		fmt.Sprint(f.FailedTotal), fmt.Sprint(f.NoInternal + f.NoExternal), fmt.Sprint(f.Damaged),
+		fmt.Sprint(f.FailedTotal), fmt.Sprint(f.NoLocalInternal + f.NoLocalExternal), fmt.Sprint(f.Damaged),
 	}
 }
 
 // statuses prints several nodes side by side.
-func (w *printer) statuses(answers []response) error {
-	nodes, err := parts(answers, func(s *statusAnswer) []statusAnswer { return []statusAnswer{*s} })
+func (w *printer) statuses(responses []response) error {
+	nodes, err := parts(responses, func(s *answers.Status) []answers.Status { return []answers.Status{*s} })
 	if err != nil {
 		return err
 	}
@@ -141,7 +85,7 @@ func (w *printer) statuses(answers []response) error {
 					conditions = append(conditions, c.Type)
 				}
 			}
-			cells := f.cells(n.part.Now)
+			cells := familyCells(f, n.part.Now)
 			table = append(table, slices.Concat([]string{n.node, n.part.Version}, cells, []string{list(conditions)}))
 		}
 	}
@@ -149,14 +93,14 @@ func (w *printer) statuses(answers []response) error {
 	return nil
 }
 
-func (w *printer) failures(f *family) {
+func (w *printer) failures(f *answers.Family) {
 	if f.LastError != "" {
 		w.section("The last sync of %s failed: %s", f.Family, f.LastError)
 	}
 	if len(f.Failed) > 0 {
 		w.section("Service ports of %s that failed (%d of %d):", f.Family, len(f.Failed), f.FailedTotal)
 	}
-	rows(w, "NAMESPACE NAME PORT ERROR", f.Failed, func(e failure) []string {
+	rows(w, "NAMESPACE NAME PORT ERROR", f.Failed, func(e answers.Failure) []string {
 		return []string{e.Namespace, e.Name, strings.TrimSpace(e.PortName + " " + e.Protocol), e.Error}
 	})
 }

@@ -7,26 +7,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/serviceplane/serviceplane/internal/answers"
 )
-
-// syncsAnswer has the fields of debughttp's syncs that tables show.
-type syncsAnswer struct {
-	Syncs []sync `json:"syncs"`
-}
-
-type sync struct {
-	Family   string    `json:"family"`
-	Started  time.Time `json:"started"`
-	Duration float64   `json:"durationSeconds"`
-	Kernel   float64   `json:"kernelSeconds"`
-	Full     bool      `json:"full"`
-	Repair   bool      `json:"repair"`
-	Changes  int       `json:"changes"`
-	Failed   int       `json:"failed"`
-	Writes   int       `json:"writes"`
-	Flows    int       `json:"flowsDeleted"`
-	Error    string    `json:"error"`
-}
 
 func (a *app) syncs() *cobra.Command {
 	return &cobra.Command{
@@ -40,7 +23,7 @@ func (a *app) syncs() *cobra.Command {
 	}
 }
 
-func (s *sync) kind() string {
+func kind(s *answers.Sync) string {
 	switch {
 	case s.Repair:
 		return "repair"
@@ -52,17 +35,17 @@ func (s *sync) kind() string {
 }
 
 func (w *printer) syncs(content json.RawMessage) error {
-	answer, err := decode[syncsAnswer](content)
+	answer, err := decode[answers.Syncs](content)
 	if err != nil {
 		return err
 	}
 	if len(answer.Syncs) == 0 {
 		w.line("no syncs")
 	}
-	rows(w, "STARTED FAMILY KIND DURATION KERNEL CHANGES FAILED WRITES FLOWS-DELETED ERROR", answer.Syncs, func(s sync) []string {
+	rows(w, "STARTED FAMILY KIND DURATION KERNEL CHANGES FAILED WRITES FLOWS-DELETED ERROR", answer.Syncs, func(s answers.Sync) []string {
 		return []string{
-			s.Started.Format(time.RFC3339), s.Family, s.kind(), short(s.Duration), short(s.Kernel), fmt.Sprint(s.Changes),
-			fmt.Sprint(s.Failed), fmt.Sprint(s.Writes), fmt.Sprint(s.Flows), s.Error,
+			s.Started.Format(time.RFC3339), s.Family, kind(&s), short(s.DurationSeconds), short(s.KernelSeconds), fmt.Sprint(s.Changes),
+			fmt.Sprint(s.Failed), fmt.Sprint(s.Writes), fmt.Sprint(s.FlowsDeleted), s.Error,
 		}
 	})
 	return nil

@@ -13,29 +13,9 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-)
 
-// traceAnswer is debughttp's trace.
-type traceAnswer struct {
-	Steps []struct {
-		Table   string `json:"table"`
-		Family  string `json:"family"`
-		Chain   string `json:"chain"`
-		Hook    string `json:"hook"`
-		Rule    string `json:"rule"`
-		Handle  uint64 `json:"handle"`
-		Command string `json:"command"`
-		Comment string `json:"comment"`
-		Verdict string `json:"verdict"`
-		Ours    bool   `json:"ours"`
-	} `json:"steps"`
-	Verdict string        `json:"verdict"`
-	By      string        `json:"by"`
-	Reasons []string      `json:"reasons"`
-	Sent    string        `json:"sent"`
-	Explain explainAnswer `json:"explain"`
-	Agrees  bool          `json:"agrees"`
-}
+	"github.com/serviceplane/serviceplane/internal/answers"
+)
 
 // tracing are the flags of trace.
 type tracing struct {
@@ -110,7 +90,7 @@ func (a *app) follows(c *cobra.Command, t *tracing, args []string) error {
 	if err != nil {
 		return err
 	}
-	answer, err := decode[traceAnswer](content)
+	answer, err := decode[answers.Trace](content)
 	if err != nil {
 		return err
 	}
@@ -118,14 +98,14 @@ func (a *app) follows(c *cobra.Command, t *tracing, args []string) error {
 	if err != nil {
 		return err
 	}
-	return answer.result()
+	return traceResult(&answer)
 }
 
 // unseen is the verdict of a trace without a packet.
 const unseen = "unseen"
 
-// result is what the exit status says.
-func (t *traceAnswer) result() error {
+// traceResult is what the exit status says.
+func traceResult(t *answers.Trace) error {
 	switch {
 	case t.Agrees:
 		return nil
@@ -138,12 +118,12 @@ func (t *traceAnswer) result() error {
 	}
 }
 
-func (w *printer) trace(t *traceAnswer) error {
+func (w *printer) trace(t *answers.Trace) error {
 	agrees := "yes"
 	if !t.Agrees {
 		agrees = "no, it says: " + t.Explain.Verdict
 	}
-	w.fields("Packet", t.Explain.Packet.String(), "Sent", t.Sent, "Verdict", t.Verdict, "By", t.By, "As explained", agrees)
+	w.fields("Packet", packetText(&t.Explain.Packet), "Sent", t.Sent, "Verdict", t.Verdict, "By", t.By, "As explained", agrees)
 	for _, reason := range t.Reasons {
 		w.line("  " + oneLine(reason))
 	}
@@ -176,9 +156,9 @@ func whole(command string, handle uint64) string {
 }
 
 // port is the name of a counted port.
-func (p *servicePort) port() string {
-	if p.PortName == "" {
-		return p.Protocol
+func port(name, protocol string) string {
+	if name == "" {
+		return protocol
 	}
-	return fmt.Sprintf("%s/%s", p.PortName, p.Protocol)
+	return name + "/" + protocol
 }

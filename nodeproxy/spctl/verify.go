@@ -7,32 +7,12 @@ import (
 	"net/url"
 
 	"github.com/spf13/cobra"
+
+	"github.com/serviceplane/serviceplane/internal/answers"
 )
 
-// verifyAnswer has the fields of debughttp's verify that tables show.
-type verifyAnswer struct {
-	Agrees   bool       `json:"agrees"`
-	Families []verified `json:"families"`
-}
-
-type verified struct {
-	Family      string             `json:"family"`
-	Checked     int                `json:"checked"`
-	Total       int                `json:"total"`
-	Differences []kernelDifference `json:"differences"`
-	Error       string             `json:"error"`
-}
-
-type kernelDifference struct {
-	Object  string `json:"object"`
-	Problem string `json:"problem"`
-	Want    string `json:"want"`
-	Have    string `json:"have"`
-	Service string `json:"service"`
-}
-
-// result is what the exit status says.
-func (v *verifyAnswer) result() error {
+// verifyResult is what the exit status says.
+func verifyResult(v *answers.Verification) error {
 	for i := range v.Families {
 		if f := &v.Families[i]; f.Error != "" {
 			return fmt.Errorf("%s was not compared with the kernel: %s", f.Family, f.Error)
@@ -56,8 +36,8 @@ func (a *app) verify() *cobra.Command {
 			err := a.perNode(c, "verify", url.Values{}, func(w *printer, r []response) error {
 				return w.verified(r, a.options.Nodes != nil)
 			}, func(content json.RawMessage) error {
-				answer, err := decode[verifyAnswer](content)
-				results = append(results, err, answer.result())
+				answer, err := decode[answers.Verification](content)
+				results = append(results, err, verifyResult(&answer))
 				return err
 			})
 			return worst(append(results, err))
@@ -89,14 +69,14 @@ type ofNode[T any] struct {
 }
 
 // parts decodes answers, and returns the parts of all.
-func parts[A, T any](answers []response, of func(*A) []T) (all []ofNode[T], err error) {
-	for i := range answers {
-		answer, err := decode[A](answers[i].Answer)
+func parts[A, T any](responses []response, of func(*A) []T) (all []ofNode[T], err error) {
+	for i := range responses {
+		answer, err := decode[A](responses[i].Answer)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", answers[i].Node, err)
+			return nil, fmt.Errorf("%s: %w", responses[i].Node, err)
 		}
 		for _, part := range of(&answer) {
-			all = append(all, ofNode[T]{answers[i].Node, part})
+			all = append(all, ofNode[T]{responses[i].Node, part})
 		}
 	}
 	return all, nil
@@ -115,24 +95,24 @@ func perNodeRows[T any](w *printer, heading string, all []ofNode[T], withNode bo
 	})
 }
 
-func (w *printer) verified(answers []response, withNode bool) error {
-	families, err := parts(answers, func(v *verifyAnswer) []verified { return v.Families })
+func (w *printer) verified(responses []response, withNode bool) error {
+	families, err := parts(responses, func(v *answers.Verification) []answers.VerifiedFamily { return v.Families })
 	if err != nil {
 		return err
 	}
-	var found []ofNode[kernelDifference]
-	perNodeRows(w, "FAMILY OBJECTS DIFFERENCES ERROR", families, withNode, func(f verified) []string {
+	var found []ofNode[answers.Difference]
+	perNodeRows(w, "FAMILY OBJECTS DIFFERENCES ERROR", families, withNode, func(f answers.VerifiedFamily) []string {
 		return []string{f.Family, fmt.Sprint(f.Checked), fmt.Sprint(max(f.Total, len(f.Differences))), f.Error}
 	})
 	for _, f := range families {
 		for _, d := range f.part.Differences {
-			found = append(found, ofNode[kernelDifference]{f.node, d})
+			found = append(found, ofNode[answers.Difference]{f.node, d})
 		}
 	}
 	if len(found) > 0 {
 		w.section("Differences:")
 	}
-	perNodeRows(w, "PROBLEM SERVICE OBJECT WANT HAVE", found, withNode, func(d kernelDifference) []string {
+	perNodeRows(w, "PROBLEM SERVICE OBJECT WANT HAVE", found, withNode, func(d answers.Difference) []string {
 		return []string{d.Problem, d.Service, d.Object, d.Want, d.Have}
 	})
 	return nil

@@ -10,13 +10,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-)
 
-// programmedAnswer has the fields of debughttp's programmed that tables show.
-type programmedAnswer struct {
-	Programmed bool   `json:"programmed"`
-	Missing    string `json:"missing"`
-}
+	"github.com/serviceplane/serviceplane/internal/answers"
+)
 
 func (a *app) wait() *cobra.Command {
 	const usualLimit = 30 * time.Second
@@ -56,7 +52,7 @@ func (a *app) wait() *cobra.Command {
 		if err := c.Context().Err(); err != nil {
 			return fmt.Errorf("wait: %w", err)
 		}
-		err = a.showNodes(c, all, func(w *printer, answers []response) error { return w.programmed(answers, a.options.Nodes != nil) })
+		err = a.showNodes(c, all, func(w *printer, responses []response) error { return w.programmed(responses, a.options.Nodes != nil) })
 		return worst([]error{err, judge(all)})
 	}
 	return c
@@ -124,7 +120,7 @@ func (a *app) untilAllHave(ctx context.Context, query url.Values, limit time.Dur
 	}
 	var sides []Node
 	var listed time.Time
-	answers := map[string]response{}
+	responses := map[string]response{}
 	for behind := true; behind; {
 		if now := time.Now(); sides == nil || now.Sub(listed) >= relist {
 			again, err := a.awaited(ctx)
@@ -136,7 +132,7 @@ func (a *app) untilAllHave(ctx context.Context, query url.Values, limit time.Dur
 			}
 			listed = now
 		}
-		if behind = a.askBehind(asking, sides, answers, query); !behind || limited.Err() != nil {
+		if behind = a.askBehind(asking, sides, responses, query); !behind || limited.Err() != nil {
 			break
 		}
 		select {
@@ -145,21 +141,21 @@ func (a *app) untilAllHave(ctx context.Context, query url.Values, limit time.Dur
 		}
 	}
 	for i := range sides {
-		all = append(all, answers[sides[i].Name])
+		all = append(all, responses[sides[i].Name])
 	}
 	return all, nil
 }
 
 // askBehind asks the proxies that have not programmed the change, and reports whether there still
 // are some.
-func (a *app) askBehind(ctx context.Context, sides []Node, answers map[string]response, query url.Values) (behind bool) {
+func (a *app) askBehind(ctx context.Context, sides []Node, responses map[string]response, query url.Values) (behind bool) {
 	ask := slices.DeleteFunc(slices.Clone(sides), func(n Node) bool {
-		answer := answers[n.Name]
+		answer := responses[n.Name]
 		return hasChange(&answer)
 	})
 	for _, r := range a.ask(ctx, ask, "programmed", query) {
-		if _, known := answers[r.Node]; ctx.Err() == nil || !known { // what the end of the wait cut short says nothing new
-			answers[r.Node] = r
+		if _, known := responses[r.Node]; ctx.Err() == nil || !known { // what the end of the wait cut short says nothing new
+			responses[r.Node] = r
 		}
 		behind = behind || !hasChange(&r)
 	}
@@ -167,7 +163,7 @@ func (a *app) askBehind(ctx context.Context, sides []Node, answers map[string]re
 }
 
 func hasChange(r *response) bool {
-	answer, err := decode[programmedAnswer](r.Answer)
+	answer, err := decode[answers.Change](r.Answer)
 	return r.err == nil && err == nil && answer.Programmed
 }
 
@@ -179,7 +175,7 @@ func judge(all []response) error {
 		if all[i].err != nil {
 			continue // showNodes tells
 		}
-		answer, err := decode[programmedAnswer](all[i].Answer)
+		answer, err := decode[answers.Change](all[i].Answer)
 		switch {
 		case err != nil:
 			errs = append(errs, fmt.Errorf("%s: %w", all[i].Node, err))
@@ -192,13 +188,13 @@ func judge(all []response) error {
 	return worst(errs)
 }
 
-func (w *printer) programmed(answers []response, withNode bool) error {
-	all, err := parts(answers, func(p *programmedAnswer) []programmedAnswer { return []programmedAnswer{*p} })
+func (w *printer) programmed(responses []response, withNode bool) error {
+	all, err := parts(responses, func(c *answers.Change) []answers.Change { return []answers.Change{*c} })
 	if err != nil {
 		return err
 	}
-	perNodeRows(w, "PROGRAMMED MISSING", all, withNode, func(p programmedAnswer) []string {
-		return []string{yesNo(p.Programmed), strings.ReplaceAll(p.Missing, "\n", "; ")}
+	perNodeRows(w, "PROGRAMMED MISSING", all, withNode, func(c answers.Change) []string {
+		return []string{yesNo(c.Programmed), strings.ReplaceAll(c.Missing, "\n", "; ")}
 	})
 	return nil
 }

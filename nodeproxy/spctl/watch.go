@@ -13,18 +13,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-)
 
-// watchEvent has the fields of debughttp's watch that lines show.
-type watchEvent struct {
-	Time             time.Time    `json:"time"`
-	Type             string       `json:"type"`
-	Namespace        string       `json:"namespace"`
-	Name             string       `json:"name"`
-	ServicePort      *servicePort `json:"servicePort"`
-	EndpointsAdded   []endpoint   `json:"endpointsAdded"`
-	EndpointsRemoved []string     `json:"endpointsRemoved"`
-}
+	"github.com/serviceplane/serviceplane/internal/answers"
+)
 
 // watching is the type of the events that only show that the proxy is there.
 const watching = "watching"
@@ -76,7 +67,7 @@ func (a *app) follow(c *cobra.Command, body io.Reader, only string, most int) er
 		case err != nil:
 			return fmt.Errorf("watch: %w", err)
 		}
-		event, err := decode[watchEvent](line)
+		event, err := decode[answers.Event](line)
 		if err != nil {
 			return err
 		}
@@ -95,7 +86,7 @@ func (a *app) follow(c *cobra.Command, body io.Reader, only string, most int) er
 	return nil
 }
 
-func (a *app) printEvent(w io.Writer, line json.RawMessage, event *watchEvent) (err error) {
+func (a *app) printEvent(w io.Writer, line json.RawMessage, event *answers.Event) (err error) {
 	switch a.output {
 	case asJSON:
 		_, err = w.Write(line)
@@ -104,7 +95,7 @@ func (a *app) printEvent(w io.Writer, line json.RawMessage, event *watchEvent) (
 			err = writeYAML(w, line)
 		}
 	case asTable:
-		_, err = fmt.Fprintln(w, oneLine(event.String()))
+		_, err = fmt.Fprintln(w, oneLine(eventText(event)))
 	}
 	if err != nil {
 		return fmt.Errorf("print change: %w", err)
@@ -112,14 +103,14 @@ func (a *app) printEvent(w io.Writer, line json.RawMessage, event *watchEvent) (
 	return nil
 }
 
-// String returns a line: the time by the proxy's clock, what changed and how.
-func (e *watchEvent) String() string {
+// eventText returns a line: the time by the proxy's clock, what changed and how.
+func eventText(e *answers.Event) string {
 	p := e.ServicePort
 	if p == nil {
-		p = &servicePort{}
+		p = &answers.ServicePort{}
 	}
 	var text strings.Builder
-	fmt.Fprintf(&text, "%s %s %s/%s %s %s: %s endpoints", e.Time.Format(time.TimeOnly), e.Type, e.Namespace, e.Name, p.title(), p.Family, p.endpoints())
+	fmt.Fprintf(&text, "%s %s %s/%s %s %s: %s endpoints", e.Time.Format(time.TimeOnly), e.Type, e.Namespace, e.Name, title(p), p.Family, endpoints(p))
 	for _, added := range e.EndpointsAdded {
 		fmt.Fprintf(&text, ", +%s (%s)", added.Address, added.State)
 	}
