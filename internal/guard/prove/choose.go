@@ -1,12 +1,14 @@
 package main
 
 import (
-	"cmp"
+	"context"
 	"math/rand/v2"
 	"path"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/serviceplane/serviceplane/internal/guard/gocmd"
 )
 
 // proof is one row of the table: something that the gate does not prove, or not in full.
@@ -35,29 +37,22 @@ type form struct {
 type choice struct {
 	*proof
 	form
-	isShort bool
+	title string
 }
 
-func (c *choice) title() string {
-	if c.isShort {
-		return c.name + " (short)"
+// in returns the whole of the proof, or its short form if it has one.
+func (p *proof) in(short bool) choice {
+	if short && p.short.argv != nil {
+		return choice{p, p.short, p.name + " (short)"}
 	}
-	return c.name
-}
-
-// shortest returns the form that takes the least time.
-func (p *proof) shortest() choice {
-	if p.short.argv != nil {
-		return choice{p, p.short, true}
-	}
-	return choice{p, p.whole, false}
+	return choice{p, p.whole, p.name}
 }
 
 // draw shuffles the proofs, and takes each whose shortest form fits what is left of the budget.
 func draw(all []proof, budget time.Duration, seed uint64) (drawn []choice) {
 	left := budget.Minutes()
 	for _, i := range rand.New(rand.NewPCG(seed, 0)).Perm(len(all)) {
-		if c := all[i].shortest(); c.minutes <= left {
+		if c := all[i].in(true); c.minutes <= left {
 			left -= c.minutes
 			drawn = append(drawn, c)
 		}
@@ -68,20 +63,20 @@ func draw(all []proof, budget time.Duration, seed uint64) (drawn []choice) {
 // choose takes what a change can break, within a budget: first the shortest form of each proof, the
 // most telling one first, as far as the budget goes; then, in the same order, the whole form
 // instead wherever it still fits. It returns too what had no room.
-func choose(all []proof, m module, changed []string, budget time.Duration) (chosen []choice, left []*proof) {
+func choose(all []proof, m module, changed []string, budget time.Duration) (chosen, left []choice) {
 	rest := budget.Minutes()
 	for _, p := range telling(all, m, changed) {
-		if c := p.shortest(); c.minutes <= rest {
+		if c := p.in(true); c.minutes <= rest {
 			rest -= c.minutes
 			chosen = append(chosen, c)
 		} else {
-			left = append(left, p)
+			left = append(left, c)
 		}
 	}
 	for i, c := range chosen {
-		if more := c.whole.minutes - c.minutes; c.isShort && more <= rest {
+		if more := c.whole.minutes - c.minutes; more <= rest {
 			rest -= more
-			chosen[i] = choice{c.proof, c.whole, false}
+			chosen[i] = c.in(false)
 		}
 	}
 	return chosen, left
@@ -91,56 +86,42 @@ func choose(all []proof, m module, changed []string, budget time.Duration) (chos
 // have changed, not only what they import; among them those that see more of the change in a minute, and
 // for each of their own packages: one that is about everything says little about the change.
 func telling(all []proof, m module, changed []string) (some []*proof) {
-	type rank struct {
-		direct  bool
-		density float64
-	}
-	ranks := map[*proof]rank{}
+	ranks := map[*proof][]float64{}
 	for i := range all {
 		p := &all[i]
 		if direct, n := p.sees(m, changed); n > 0 {
-			ranks[p] = rank{direct, float64(n) / p.shortest().minutes / float64(max(1, len(m.match(p.packages))))}
+			ranks[p] = []float64{0, float64(n) / p.in(true).minutes / float64(max(1, len(m.match(p.packages))))}
+			if direct {
+				ranks[p][0] = 1
+			}
 			some = append(some, p)
 		}
 	}
-	slices.SortStableFunc(some, func(a, b *proof) int {
-		switch x, y := ranks[a], ranks[b]; {
-		case x.direct == y.direct:
-			return cmp.Compare(y.density, x.density)
-		case x.direct:
-			return -1
-		default:
-			return 1
-		}
-	})
+	slices.SortStableFunc(some, func(a, b *proof) int { return slices.Compare(ranks[b], ranks[a]) })
 	return some
 }
 
 // sees returns how many of the changed packages and other files can break the proof, and whether
 // one is its own. The versions of dependencies can break whatever has packages.
 func (p *proof) sees(m module, changed []string) (direct bool, n int) {
-	own := m.match(p.packages)
-	closure := m.closure(own)
-	packages := map[string]bool{}
+	own, seen := m.match(p.packages), map[string]bool{}
 	for _, file := range changed {
-		folder, isPackage := m.owner(file)
+		folder := m.owner(file)
 		switch {
 		case slices.ContainsFunc(p.files, func(pattern string) bool { return matches(pattern, file) }):
-			direct = true
-			n++
+			direct, seen[file] = true, true
 		case file == "go.mod" || file == "go.sum":
 			if len(own) > 0 {
-				packages[file] = true
+				seen[file] = true
 			}
-		case !isPackage || !closure[folder]:
-		case own[folder]:
-			direct = true
-			packages[folder] = true
-		case !strings.HasSuffix(file, "_test.go"): // tests of what it only imports do not run
-			packages[folder] = true
+		case slices.Contains(own, folder):
+			direct, seen[folder] = true, true
+		case strings.HasSuffix(file, "_test.go"): // tests of what it only imports do not run
+		case slices.ContainsFunc(own, func(of string) bool { return slices.Contains(m[of].deps, folder) }):
+			seen[folder] = true
 		}
 	}
-	return direct, n + len(packages)
+	return direct, len(seen)
 }
 
 func matches(pattern, file string) bool {
@@ -152,59 +133,67 @@ func matches(pattern, file string) bool {
 }
 
 // module has the packages of the repository, by folder.
-type module map[string]*pkg
+type module map[string]pkg
 
-// pkg has the folders of the packages that a package imports.
-type pkg struct{ imports, testImports []string }
+// pkg has the folders of the packages that a package's tests import, and of all that the package
+// and its tests import, directly or not.
+type pkg struct{ tests, deps []string }
+
+// list reads the packages of the repository as they are on Linux, with the tests for virtual machines.
+func list(ctx context.Context) (module, error) {
+	all, err := gocmd.List(ctx, ".", []string{"GOOS=linux", "CGO_ENABLED=0"}, "-tags=vm", "-test")
+	return collect(all), err
+}
+
+// collect takes what go list -test says. The program with a package's tests has the package's path, and ".test".
+// What is built again for a test has a space in its path, and says nothing new.
+func collect(all []gocmd.Package) module {
+	m := module{}
+	for _, p := range all {
+		for _, folder := range folders(strings.TrimSuffix(p.ImportPath, ".test")) {
+			if tests := append(p.TestImports, p.XTestImports...); !strings.Contains(p.ImportPath, " ") {
+				m[folder] = pkg{append(m[folder].tests, folders(tests...)...), append(m[folder].deps, folders(p.Deps...)...)}
+			}
+		}
+	}
+	return m
+}
+
+// folders returns where the packages of the repository are, of those that are named.
+func folders(imports ...string) (some []string) {
+	for _, i := range imports {
+		i, _, _ = strings.Cut(i, " ")
+		if folder, ok := strings.CutPrefix(i+"/", gocmd.Module+"/"); ok {
+			some = append(some, path.Clean(folder))
+		}
+	}
+	return some
+}
 
 // match returns the folders that patterns such as ./desired and ./examples/... name.
-func (m module) match(patterns []string) map[string]bool {
-	folders := map[string]bool{}
-	for _, pattern := range patterns {
-		pattern = strings.TrimPrefix(pattern, "./")
-		parent, below := strings.CutSuffix(pattern, "...")
-		for folder := range m {
-			if folder == pattern || below && (parent == "" || strings.HasPrefix(folder+"/", parent)) {
-				folders[folder] = true
-			}
+func (m module) match(patterns []string) (folders []string) {
+	for folder := range m {
+		if slices.ContainsFunc(patterns, func(pattern string) bool {
+			parent, below := strings.CutSuffix(strings.TrimPrefix(pattern, "./"), "...")
+			return folder == parent || below && strings.HasPrefix(folder+"/", parent)
+		}) {
+			folders = append(folders, folder)
 		}
 	}
 	return folders
 }
 
-// closure returns packages, and all that they and their tests import, directly or not.
-func (m module) closure(own map[string]bool) map[string]bool {
-	seen := map[string]bool{}
-	var visit func(folder string, tests bool)
-	visit = func(folder string, tests bool) {
-		p := m[folder]
-		if p == nil || seen[folder] && !tests {
-			return
-		}
-		seen[folder] = true
-		for _, i := range p.imports {
-			visit(i, false)
-		}
-		if tests {
-			for _, i := range p.testImports {
-				visit(i, false)
-			}
-		}
-	}
-	for folder := range own {
-		visit(folder, true)
-	}
-	return seen
-}
-
 // owner returns the package that a file belongs to: in its folder, or in the nearest one above, as
 // testdata and embedded files do. All above belongs to the top of the repository, which has a package
 // too, so only Go files do there.
-func (m module) owner(file string) (folder string, ok bool) {
-	for folder = path.Dir(file); folder != "."; folder = path.Dir(folder) {
-		if m[folder] != nil {
-			return folder, true
+func (m module) owner(file string) string {
+	for folder := path.Dir(file); folder != "."; folder = path.Dir(folder) {
+		if _, ok := m[folder]; ok {
+			return folder
 		}
 	}
-	return folder, path.Dir(file) == "." && strings.HasSuffix(file, ".go")
+	if path.Dir(file) == "." && strings.HasSuffix(file, ".go") {
+		return "."
+	}
+	return "" // is no package
 }

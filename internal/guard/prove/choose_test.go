@@ -1,10 +1,14 @@
 package main
 
 import (
-	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/serviceplane/serviceplane/internal/guard/gocmd"
 )
 
 // of returns a command that is there and takes some minutes.
@@ -13,19 +17,15 @@ func of(minutes float64) form { return form{minutes: minutes, argv: []string{"tr
 // small is a module: program -> engine -> tracker, and the tests of engine import a harness.
 func small() module {
 	return module{
-		".":            {},
-		"tracker":      {},
-		"engine":       {imports: []string{"tracker"}, testImports: []string{"test/harness"}},
-		"test/harness": {imports: []string{"tracker"}},
-		"program":      {imports: []string{"engine"}},
-		"program/sub":  {},
+		".": {}, "tracker": {}, "engine": {deps: []string{"tracker", "test/harness"}},
+		"test/harness": {deps: []string{"tracker"}}, "program": {deps: []string{"engine", "tracker"}}, "program/sub": {},
 	}
 }
 
 func titles(choices []choice) string {
 	var all []string
 	for _, c := range choices {
-		all = append(all, c.title())
+		all = append(all, c.title)
 	}
 	return strings.Join(all, ", ")
 }
@@ -94,12 +94,8 @@ func TestChoose(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			chosen, left := choose(all, small(), test.changed, test.budget)
-			var names []string
-			for _, p := range left {
-				names = append(names, p.name)
-			}
-			if got := titles(chosen); got != test.want || strings.Join(names, ", ") != test.left {
-				t.Errorf("got %q, no room for %q, want %q and %q", got, names, test.want, test.left)
+			if got := titles(chosen); got != test.want || titles(left) != test.left {
+				t.Errorf("got %q, no room for %q, want %q and %q", got, titles(left), test.want, test.left)
 			}
 		})
 	}
@@ -129,7 +125,7 @@ func TestDraw(t *testing.T) {
 		var sum float64
 		for _, c := range first {
 			sum += c.minutes
-			drawn[c.title()]++
+			drawn[c.title]++
 		}
 		if sum > 10 {
 			t.Errorf("seed %d: %q takes %g minutes, want at most 10", seed, titles(first), sum)
@@ -186,17 +182,17 @@ func TestParseFlags(t *testing.T) {
 	}
 }
 
-func TestParse(t *testing.T) {
+func TestCollect(t *testing.T) {
 	t.Parallel()
-	m, err := parse(`{"ImportPath": "` + modulePath + `", "Imports": ["fmt"]}
-{"ImportPath": "` + modulePath + `/a", "Imports": ["` + modulePath + `/b", "os"], "TestImports": ["` + modulePath + `/c"], "XTestImports": ["` + modulePath + `"]}`)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if a := m["a"]; m["."] == nil || a == nil || !slices.Equal(a.imports, []string{"b"}) || !slices.Equal(a.testImports, []string{"c", "."}) {
-		t.Errorf("got %+v of %v", m["a"], m)
-	}
-	if _, err := parse(`{"ImportPath": 7`); err == nil {
-		t.Error("half a line is read without an error")
+	const top, a, b, c = gocmd.Module, gocmd.Module + "/a", gocmd.Module + "/b", gocmd.Module + "/c"
+	m := collect([]gocmd.Package{
+		{ImportPath: top, Deps: []string{"fmt"}},
+		{ImportPath: a, Deps: []string{b, "os"}, TestImports: []string{c}, XTestImports: []string{top}},
+		{ImportPath: a + ".test", Deps: []string{a + " [" + a + ".test]", c, top + " [" + a + ".test]"}},
+		{ImportPath: a + "_test [" + a + ".test]", Deps: []string{"net"}},
+	})
+	want := module{".": {}, "a": {tests: []string{"c", "."}, deps: []string{"b", "a", "c", "."}}}
+	if diff := cmp.Diff(want, m, cmp.AllowUnexported(pkg{}), cmpopts.EquateEmpty()); diff != "" {
+		t.Error(diff)
 	}
 }

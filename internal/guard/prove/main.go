@@ -11,6 +11,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -23,6 +24,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/serviceplane/serviceplane/internal/guard/gocmd"
 )
 
 func main() {
@@ -53,55 +56,50 @@ func parseFlags(args []string) (o options, err error) {
 	flags.BoolVar(&o.short, "short", false, "of the named proofs, run the short form")
 	flags.BoolVar(&o.print, "n", false, "print what would run, and run nothing")
 	if err := flags.Parse(args); err != nil {
-		return options{}, err
+		return o, err
 	}
 	o.names = flags.Args()
-	if i := slices.IndexFunc(o.names, func(name string) bool { return strings.HasPrefix(name, "-") }); i >= 0 {
-		return options{}, fmt.Errorf("%s comes after a name: write it before", o.names[i])
-	}
-	ways := 0
-	for _, way := range []bool{o.base != "", o.draw, len(o.names) > 0} {
-		if way {
-			ways++
+	for _, name := range o.names {
+		if strings.HasPrefix(name, "-") {
+			return o, fmt.Errorf("%s comes after a name: write it before", name)
 		}
 	}
-	if ways > 1 {
-		return options{}, errors.New("want one of -changed, -draw and names")
+	if named := len(o.names) > 0; o.base != "" && (o.draw || named) || o.draw && named {
+		return o, errors.New("want one of -changed, -draw and names")
 	}
 	return o, nil
 }
 
 func (r *prover) main(ctx context.Context, args []string) error {
 	o, err := parseFlags(args)
-	if err != nil {
-		return err
-	}
 	var chosen []choice
 	switch {
+	case err != nil:
+		return err
 	case o.base != "":
 		chosen, err = r.changed(ctx, &o)
 	case o.draw:
-		chosen = r.drawn(&o)
+		seed := cmp.Or(o.seed, rand.Uint64())
+		r.say("drawn by chance; the same again: hack/prove.sh -draw -budget %s -seed %d\n", o.budget, seed)
+		chosen = draw(r.possible(), o.budget, seed)
 	case len(o.names) > 0:
 		chosen, err = named(proofs(), o.names, o.short)
 	default:
-		r.say("%s", table(proofs()))
+		r.list(proofs())
 		return nil
 	}
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
-	}
-	if len(chosen) == 0 {
+	case len(chosen) == 0:
 		r.say("no proof to run\n")
-		return nil
+	case !o.print:
+		return r.run(ctx, chosen)
 	}
-	if o.print {
-		for _, c := range chosen {
-			r.say("%s, about %s: %s\n", c.title(), minutes(c.minutes), c.command())
-		}
-		return nil
+	for _, c := range chosen {
+		r.say("%s, about %g min: %s\n", c.title, c.minutes, c.command())
 	}
-	return r.run(ctx, chosen)
+	return nil
 }
 
 // possible returns the proofs that can run here, and says which cannot.
@@ -114,29 +112,22 @@ func (r *prover) possible() []proof {
 	return some
 }
 
+// changed returns the proofs that may break by what differs from a commit, also in files that are not committed yet.
 func (r *prover) changed(ctx context.Context, o *options) ([]choice, error) {
-	files, err := changedSince(ctx, o.base)
-	if err != nil {
+	git := []string{"git", "-c", "core.quotePath=false"}
+	differ, err := gocmd.Output(ctx, ".", nil, append(git, "diff", "--name-only", "--no-renames", o.base, "--")...)
+	added, errAdded := gocmd.Output(ctx, ".", nil, append(git, "ls-files", "--others", "--exclude-standard")...)
+	m, errList := list(ctx)
+	if err := errors.Join(err, errAdded, errList); err != nil {
 		return nil, err
 	}
-	m, err := list(ctx)
-	if err != nil {
-		return nil, err
-	}
+	files := strings.Fields(string(differ) + string(added))
 	chosen, left := choose(r.possible(), m, files, o.budget)
 	r.say("%d changed files can break %d proofs; %d of these have room in %s\n", len(files), len(chosen)+len(left), len(chosen), o.budget)
-	for _, p := range left {
-		r.say("  no room: %s, %s\n", p.name, minutes(p.shortest().minutes))
+	for _, c := range left {
+		r.say("  no room: %s, %g min\n", c.name, c.minutes)
 	}
 	return chosen, nil
-}
-
-func (r *prover) drawn(o *options) []choice {
-	if o.seed == 0 {
-		o.seed = rand.Uint64()
-	}
-	r.say("drawn by chance; the same again: hack/prove.sh -draw -budget %s -seed %d\n", o.budget, o.seed)
-	return draw(r.possible(), o.budget, o.seed)
 }
 
 // named returns the proofs that patterns name, in the order of the patterns.
@@ -148,14 +139,9 @@ func named(all []proof, patterns []string, short bool) (chosen []choice, err err
 			if err != nil {
 				return nil, fmt.Errorf("pattern %q: %w", pattern, err)
 			}
-			if !ok || slices.ContainsFunc(chosen, func(c choice) bool { return c.proof == &all[i] }) {
-				continue
+			if ok && !slices.ContainsFunc(chosen, func(c choice) bool { return c.proof == &all[i] }) {
+				chosen = append(chosen, all[i].in(short))
 			}
-			c := choice{&all[i], all[i].whole, false}
-			if short {
-				c = all[i].shortest()
-			}
-			chosen = append(chosen, c)
 		}
 		if len(chosen) == before {
 			return nil, fmt.Errorf("no other proof is named %q: hack/prove.sh lists all", pattern)
@@ -164,15 +150,15 @@ func named(all []proof, patterns []string, short bool) (chosen []choice, err err
 	return chosen, nil
 }
 
-// table lists proofs.
-func table(all []proof) string {
+// list prints the table of proofs.
+func (r *prover) list(all []proof) {
 	rows := []string{"proof\ttakes\tshort\tproves"}
 	for _, p := range all {
 		short := "-"
 		if p.short.argv != nil {
-			short = minutes(p.short.minutes)
+			short = fmt.Sprintf("%g min", p.short.minutes)
 		}
-		rows = append(rows, strings.Join([]string{p.name, minutes(p.whole.minutes), short, strings.TrimSuffix(p.proves, ".")}, "\t"))
+		rows = append(rows, fmt.Sprintf("%s\t%g min\t%s\t%s", p.name, p.whole.minutes, short, strings.TrimSuffix(p.proves, ".")))
 	}
-	return align(rows)
+	r.table(rows)
 }

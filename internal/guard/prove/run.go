@@ -21,14 +21,6 @@ type need string
 // needsRoot is a condition that nothing installs.
 const needsRoot need = "root"
 
-// result is how a proof ended.
-type result struct {
-	choice
-	err   error
-	took  time.Duration
-	seeds []string
-}
-
 // prover runs proofs, one after the other, and writes what they print.
 type prover struct {
 	out  io.Writer
@@ -43,22 +35,37 @@ func (r *prover) can(p *proof) bool { return r.root || !slices.Contains(p.needs,
 // say prints something. What cannot be printed, such as to a closed pipe, does not end a proof.
 func (r *prover) say(format string, args ...any) { _, _ = fmt.Fprintf(r.out, format, args...) }
 
+// table prints rows, whose cells end in tabs.
+func (r *prover) table(rows []string) {
+	w := tabwriter.NewWriter(r.out, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(w, strings.Join(rows, "\n"))
+	_ = w.Flush()
+}
+
 // run runs all of them, also after one has failed, and then writes a table.
 func (r *prover) run(ctx context.Context, choices []choice) error {
-	var results []result
+	var failed []string
+	rows := []string{"proof\tresult\tseconds\tseeds"}
 	for _, c := range choices {
-		begin := time.Now()
-		r.say("\n== %s: %s\n   about %s: %s\n", c.title(), c.proves, minutes(c.minutes), c.command())
+		begin, verdict := time.Now(), "passed"
+		r.say("\n== %s: %s\n   about %g min: %s\n", c.title, c.proves, c.minutes, c.command())
 		seeds, err := r.prove(ctx, &c)
 		if err != nil {
-			r.say("FAILED: %s: %v\n", c.title(), err)
+			r.say("FAILED: %s: %v\n", c.title, err)
+			verdict, failed = "FAILED", append(failed, c.title)
 		}
-		results = append(results, result{c, err, time.Since(begin), seeds})
-		r.say("-- %s: %.0fs\n", c.title(), time.Since(begin).Seconds())
+		took := time.Since(begin).Seconds()
+		r.say("-- %s: %.0fs\n", c.title, took)
+		if more := len(seeds) - 4; more > 0 {
+			seeds = append(seeds[:4], fmt.Sprintf("and %d more, above", more))
+		} else if len(seeds) == 0 {
+			seeds = []string{"-"}
+		}
+		rows = append(rows, fmt.Sprintf("%s\t%s\t%.0f\t%s", c.title, verdict, took, strings.Join(seeds, ", ")))
 	}
-	rows, failed := report(results)
-	r.say("\n%s", rows)
-	if len(failed) > 0 {
+	r.say("\n")
+	r.table(rows)
+	if failed != nil {
 		return fmt.Errorf("FAILED: %s", strings.Join(failed, ", "))
 	}
 	return nil
@@ -97,8 +104,7 @@ func (r *prover) test(ctx context.Context, env, argv []string) (text string, err
 	}
 	defer func() { err = errors.Join(err, os.Remove(events.Name())) }()
 	command := exec.CommandContext(ctx, "go", append([]string{"test", "-json"}, argv[2:]...)...)
-	command.Env = append(os.Environ(), env...)
-	command.Stdout, command.Stderr = events, events
+	command.Env, command.Stdout, command.Stderr = append(os.Environ(), env...), events, events
 	tested := command.Run()
 	if err := events.Close(); err != nil {
 		return "", err
@@ -141,36 +147,3 @@ func seedsIn(text string) (seeds []string) {
 	}
 	return seeds
 }
-
-// report returns the table of results, and the titles of what failed.
-func report(results []result) (table string, failed []string) {
-	rows := []string{"proof\tresult\tseconds\tseeds"}
-	for _, r := range results {
-		verdict := "passed"
-		if r.err != nil {
-			verdict = "FAILED"
-			failed = append(failed, r.title())
-		}
-		seeds := r.seeds
-		if more := len(seeds) - 4; more > 0 {
-			seeds = append(slices.Clone(seeds[:4]), fmt.Sprintf("and %d more, above", more))
-		}
-		if len(seeds) == 0 {
-			seeds = []string{"-"}
-		}
-		rows = append(rows, fmt.Sprintf("%s\t%s\t%.0f\t%s", r.title(), verdict, r.took.Seconds(), strings.Join(seeds, ", ")))
-	}
-	return align(rows), failed
-}
-
-// align returns rows, whose cells end in tabs, as a table.
-func align(rows []string) string {
-	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	_, _ = io.WriteString(w, strings.Join(rows, "\n")+"\n") // a strings.Builder takes all
-	_ = w.Flush()
-	return b.String()
-}
-
-// minutes prints a number of minutes.
-func minutes(m float64) string { return fmt.Sprintf("%g min", m) }

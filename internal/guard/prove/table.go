@@ -2,7 +2,9 @@ package main
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
+	"strings"
 )
 
 // What proofs need.
@@ -21,22 +23,53 @@ const (
 // kernel is what every test with a kernel needs, and what else one does.
 func kernel(more ...need) []need { return append([]need{needsRoot, nft, iptables, ipset}, more...) }
 
-// test returns the command of tests. A time-out is for what hangs.
-func test(minutes float64, args ...string) form {
-	return form{minutes: minutes, argv: append([]string{"go", "test", "-count=1", "-timeout=12h"}, args...)}
+// Settings of tests: all lets them run every variant and setting, of which the gate draws some.
+const (
+	all   = "SERVICEPLANE_ALL=1 "
+	seeds = "SERVICEPLANE_HISTORY_SEEDS="
+)
+
+var setting = regexp.MustCompile(`^[A-Z_]+=`) // read-only
+
+// script returns the form with a command, after its settings. Without time or command, there is none.
+func script(minutes float64, line string) form {
+	if minutes == 0 || line == "" {
+		return form{}
+	}
+	words := strings.Fields(line)
+	n := slices.IndexFunc(words, func(word string) bool { return !setting.MatchString(word) })
+	return form{minutes, words[:n], words[n:]}
 }
 
-// script returns the command of a script.
-func script(minutes float64, argv ...string) form { return form{minutes: minutes, argv: argv} }
-
-// with adds environment variables.
-func (f form) with(env ...string) form {
-	f.env = append(slices.Clone(f.env), env...)
+// test returns the form with a command of tests: its settings, and what is for go test. A time-out is for what hangs.
+func test(minutes float64, line string) form {
+	f := script(minutes, line)
+	if f.argv != nil {
+		f.argv = append([]string{"go", "test", "-count=1", "-timeout=12h"}, f.argv...)
+	}
 	return f
 }
 
-// all lets tests run every variant and setting, of which the gate draws some.
-const all = "SERVICEPLANE_ALL=1"
+// row returns a proof. It depends on the packages and the script that its commands name.
+func row(name, proves string, needs []need, whole form, short ...form) proof {
+	p := proof{name: name, proves: proves, needs: needs, whole: whole, short: append(short, form{})[0]}
+	return p.on(slices.DeleteFunc(slices.Concat(whole.argv, p.short.argv), func(word string) bool {
+		return !strings.HasPrefix(word, "./") && !strings.HasPrefix(word, "hack/")
+	})...)
+}
+
+// on adds packages and files that the proof depends on.
+func (p proof) on(names ...string) proof {
+	for _, name := range names {
+		if to := &p.files; !slices.Contains(slices.Concat(p.packages, p.files), name) {
+			if strings.HasPrefix(name, "./") {
+				to = &p.packages
+			}
+			*to = append(*to, name)
+		}
+	}
+	return p
+}
 
 // proofs returns the table.
 func proofs() []proof {
@@ -45,147 +78,162 @@ func proofs() []proof {
 
 // kernels run in virtual machines.
 func kernels() (some []proof) {
-	machines := []string{"hack/vm/"}
-	folders := []string{"./internal/nftables", "./nftables", "./iptables", "./ipvs", "./ebpf", "./userspace/...", "./conntrack"}
-	for _, k := range []struct{ name, title string }{
+	on := []string{"hack/vm/", "./internal/nftables", "./nftables", "./iptables", "./ipvs", "./ebpf", "./userspace/...", "./conntrack"}
+	for _, k := range [][2]string{
 		{"5.10", "Linux 5.10, the oldest that is supported"}, {"6.1", "Linux 6.1"}, {"6.12", "Linux 6.12"}, {"newest", "the newest Linux that Debian has"},
 	} {
-		some = append(some, proof{
-			name: "kernel-" + k.name, proves: fmt.Sprintf("On %s, the kernel does what the engines ask of it.", k.title),
-			packages: folders, files: machines, needs: []need{needsRoot},
-			whole: script(15, "hack/vm/test.sh", k.name), short: script(5, "hack/vm/test.sh", "-draw", "1", k.name),
-		})
+		some = append(some, row("kernel-"+k[0], fmt.Sprintf("On %s, the kernel does what the engines ask of it.", k[1]), []need{needsRoot},
+			script(15, "hack/vm/test.sh "+k[0]), script(5, "hack/vm/test.sh -draw 1 "+k[0])).on(on...))
 	}
 	return append(some,
-		proof{
-			name: "kernels-all", proves: "On every kernel, what depends little on the kernel holds too.",
-			packages: append(folders, "./nodeproxy", "./internal/refusals"), files: machines, needs: []need{needsRoot},
-			whole: script(240, "hack/vm/test.sh", "-all"),
-		},
-		proof{
-			name: "kernels-packets", proves: "Packets of every engine fare the same on every kernel: the table of docs/ENGINES.md.",
-			packages: folders, files: machines, needs: kernel(),
-			whole: script(120, "hack/vm/test.sh", "-packets"),
-		},
-		proof{
-			name: "chaos-ipvs", proves: "In mode ipvs, nobody notices that the proxy is killed, stopped or replaced; also when the clock jumps.",
-			packages: []string{"./internal/chaos", "./nodeproxy"}, files: machines, needs: []need{needsRoot, git},
-			whole: script(15, "hack/vm/chaos.sh", "6.1", "-engine=ipvs", "-for=10m"),
-		})
+		row("kernels-all", "On every kernel, what depends little on the kernel holds too.", []need{needsRoot},
+			script(240, "hack/vm/test.sh -all")).on(on...).on("./nodeproxy", "./internal/refusals"),
+		row("kernels-packets", "Packets of every engine fare the same on every kernel: the table of docs/ENGINES.md.", kernel(),
+			script(120, "hack/vm/test.sh -packets")).on(on...),
+		row("chaos-ipvs", "In mode ipvs, nobody notices that the proxy is killed, stopped or replaced; also when the clock jumps.", []need{needsRoot, git},
+			script(15, "hack/vm/chaos.sh 6.1 -engine=ipvs -for=10m")).on("hack/vm/", "./internal/chaos", "./nodeproxy"))
 }
 
 // packets compare what packets do with the rules.
 func packets() []proof {
-	refusals, refusalsNeed := []string{"./internal/refusals"}, kernel()
 	return []proof{
-		{
-			name: "packets-nftables", proves: "Real packets fare as every rule says with nftables, in every setting.",
-			packages: []string{"./nftables"}, needs: kernel(), whole: test(4, "./nftables", "-run=^TestPackets").with(all),
-		},
-		{
-			name: "packets-iptables", proves: "Real packets fare as every rule says with iptables, both variants.",
-			packages: []string{"./iptables"}, needs: kernel(), whole: test(6, "./iptables", "-run=^TestPackets").with(all),
-		},
-		{
-			name: "packets-ebpf", proves: "Real packets fare as every rule says with ebpf, in all modes.",
-			packages: []string{"./ebpf"}, needs: kernel(), whole: test(8, "./ebpf", "-run=^TestPackets$").with(all),
-		},
-		{
-			name: "packets-userspace", proves: "Real packets fare as every rule says with userspace, behind both portals and at the node's loopback.",
-			packages: []string{"./userspace/..."}, needs: kernel(), whole: test(8, "./userspace/...", "-run=^TestPackets").with(all),
-		},
-		{
-			name: "explanations", proves: "A packet of any kind fares as Explain says, 2,048 for an engine.",
-			packages: []string{"./nftables", "./iptables", "./userspace/..."}, needs: kernel(),
-			whole: test(8, "./nftables", "./iptables", "./userspace/...", "-run=^TestExplainAgrees").with(all),
-		},
-		{
-			name: "all-packets", proves: "Every packet that 40 clusters distinguish fares as a second reading of the rules says, also between the commits of a change.",
-			packages: []string{"./internal/allpackets"}, needs: kernel(),
-			whole: test(25, "./internal/allpackets", "-allpackets.seeds=40"), short: test(3, "./internal/allpackets", "-allpackets.seeds=3"),
-		},
-		{
-			name: "planted-faults", proves: "A test fails for each of the faults planted in trackers, resolver, driver and planners.",
-			packages: []string{"./internal/allpackets", "./desired"}, needs: kernel(),
-			whole: test(40, "./internal/allpackets", "-run=^TestPlantedFaults$", "-allpackets.plant=."),
-			short: test(4, "./internal/allpackets", "-run=^TestPlantedFaults$", "-allpackets.plants=3"),
-		},
-		{
-			name: "refusals", proves: "No packet gets through that must be refused.",
-			packages: refusals, needs: refusalsNeed,
-			whole: test(30, "./internal/refusals", "-run=^TestRefusals$", "-refusals.full"), short: test(1.5, "./internal/refusals", "-run=^TestRefusals$"),
-		},
-		{
-			name: "refusals-changes", proves: "While Services change, no packet gets through that was refused before and is refused or forwarded after.",
-			packages: refusals, needs: refusalsNeed,
-			whole: test(60, "./internal/refusals", "-run=^TestNothing", "-refusals.toggles=100"), short: test(2, "./internal/refusals", "-run=^TestNothing", "-refusals.toggles=2"),
-		},
-		{
-			name: "transitions", proves: "Whatever changes of a Service, no connection and no datagram is lost while an endpoint is right.",
-			packages: refusals, needs: refusalsNeed,
-			whole: test(8, "./internal/refusals", "-run=^TestTransitions", "-refusals.asks=20000").with(all), short: test(2, "./internal/refusals", "-run=^TestTransitions"),
-		},
-		{
-			name: "coexistence", proves: "Rules of firewalls, container engines and CNI plugins stay, and packets fare beside them.",
-			packages: []string{"./internal/coexistence"}, files: []string{"hack/foreign.sh"}, needs: kernel(foreign),
-			whole: test(4, "./internal/coexistence").with(all), short: test(2, "./internal/coexistence"),
-		},
+		row("packets-nftables", "Real packets fare as every rule says with nftables, in every setting.", kernel(),
+			test(4, all+"./nftables -run=^TestPackets")),
+		row("packets-iptables", "Real packets fare as every rule says with iptables, both variants.", kernel(),
+			test(6, all+"./iptables -run=^TestPackets")),
+		row("packets-ebpf", "Real packets fare as every rule says with ebpf, in all modes.", kernel(),
+			test(8, all+"./ebpf -run=^TestPackets$")),
+		row("packets-userspace", "Real packets fare as every rule says with userspace, behind both portals and at the node's loopback.", kernel(),
+			test(8, all+"./userspace/... -run=^TestPackets")),
+		row("explanations", "A packet of any kind fares as Explain says, 2,048 for an engine.", kernel(),
+			test(8, all+"./nftables ./iptables ./userspace/... -run=^TestExplainAgrees")),
+		row("all-packets", "Every packet that 40 clusters distinguish fares as a second reading of the rules says, also between the commits of a change.", kernel(),
+			test(25, "./internal/allpackets -allpackets.seeds=40"), test(3, "./internal/allpackets -allpackets.seeds=3")),
+		row("planted-faults", "A test fails for each of the faults planted in trackers, resolver, driver and planners.", kernel(),
+			test(40, "./internal/allpackets -run=^TestPlantedFaults$ -allpackets.plant=."),
+			test(4, "./internal/allpackets -run=^TestPlantedFaults$ -allpackets.plants=3")).on("./desired"),
+		row("refusals", "No packet gets through that must be refused.", kernel(),
+			test(30, "./internal/refusals -run=^TestRefusals$ -refusals.full"), test(1.5, "./internal/refusals -run=^TestRefusals$")),
+		row("refusals-changes", "While Services change, no packet gets through that was refused before and is refused or forwarded after.", kernel(),
+			test(60, "./internal/refusals -run=^TestNothing -refusals.toggles=100"), test(2, "./internal/refusals -run=^TestNothing -refusals.toggles=2")),
+		row("transitions", "Whatever changes of a Service, no connection and no datagram is lost while an endpoint is right.", kernel(),
+			test(8, all+"./internal/refusals -run=^TestTransitions -refusals.asks=20000"), test(2, "./internal/refusals -run=^TestTransitions")),
+		row("coexistence", "Rules of firewalls, container engines and CNI plugins stay, and packets fare beside them.", kernel(foreign),
+			test(4, all+"./internal/coexistence"), test(2, "./internal/coexistence")).on("hack/foreign.sh"),
 	}
-}
-
-// historyOf is an engine whose histories run, and how long.
-type historyOf struct {
-	engine, folder                 string
-	seeds, few                     int
-	whole, short                   float64 // minutes of so many seeds, and of few
-	calls, someCalls, bugs, oneBug float64 // minutes; 0 if the whole is short
 }
 
 // histories are events and faults in random order, against each engine.
 func histories() (some []proof) {
-	for _, h := range []historyOf{
-		{"nftables", "./internal/nftables", 2000, 150, 20, 1.5, 8, 1, 6, 1.5},
-		{"iptables", "./iptables", 2000, 50, 90, 2, 8, 2, 8, 2},
-		{"ipvs", "./ipvs", 2000, 500, 4, 1, 1, 0, 1, 0},
-		{"ebpf", "./ebpf", 2000, 100, 30, 1.5, 5, 1.5, 6, 1},
-		{"userspace", "./userspace", 2000, 500, 4, 1, 1, 0, 2, 0},
+	for _, h := range []struct {
+		engine, folder, few            string  // seeds of the short form
+		whole, short                   float64 // minutes of 2,000 seeds, and of few
+		calls, someCalls, bugs, oneBug float64 // minutes; 0 if the whole is short
+	}{
+		{"nftables", "./internal/nftables", "150 ", 20, 1.5, 8, 1, 6, 1.5},
+		{"iptables", "./iptables", "50 ", 90, 2, 8, 2, 8, 2},
+		{"ipvs", "./ipvs", "500 ", 4, 1, 1, 0, 1, 0},
+		{"ebpf", "./ebpf", "100 ", 30, 1.5, 5, 1.5, 6, 1},
+		{"userspace", "./userspace", "500 ", 4, 1, 1, 0, 2, 0},
 	} {
-		base := proof{packages: []string{h.folder}, needs: kernel()}
-		seeds, calls, bugs := base, base, base
-		seeds.name = "histories-" + h.engine
-		seeds.proves = fmt.Sprintf("After any history with failed calls, deaths and damage, %s programs what a new process would.", h.engine)
-		seeds.whole = test(h.whole, h.folder, "-run=^TestHistories$").with(fmt.Sprintf("SERVICEPLANE_HISTORY_SEEDS=%d", h.seeds))
-		seeds.short = test(h.short, h.folder, "-run=^TestHistories$").with(fmt.Sprintf("SERVICEPLANE_HISTORY_SEEDS=%d", h.few))
-		calls.name = "calls-" + h.engine
-		calls.proves = fmt.Sprintf("Each call of %s in a change and in a first sync may fail in each way.", h.engine)
-		calls.whole = test(h.calls, h.folder, "-run=^TestEachCallOfAHistory$").with("SERVICEPLANE_HISTORY_SEEDS=1")
-		if h.someCalls > 0 {
-			calls.short = test(h.someCalls, h.folder, "-run=^TestEachCallOfAHistory$")
-		}
-		bugs.name = "bugs-" + h.engine
-		bugs.proves = fmt.Sprintf("The histories of %s catch each of twelve planted bugs.", h.engine)
-		bugs.whole = test(h.bugs, h.folder, "-run=^TestHistoriesCatchPlantedBugs$").with("SERVICEPLANE_HISTORY_SEEDS=1")
-		if h.oneBug > 0 {
-			bugs.short = test(h.oneBug, h.folder, "-run=^TestHistoriesCatchPlantedBugs$")
-		}
-		some = append(some, seeds, calls, bugs)
+		some = append(some,
+			row("histories-"+h.engine, fmt.Sprintf("After any history with failed calls, deaths and damage, %s programs what a new process would.", h.engine), kernel(),
+				test(h.whole, seeds+"2000 "+h.folder+" -run=^TestHistories$"), test(h.short, seeds+h.few+h.folder+" -run=^TestHistories$")),
+			row("calls-"+h.engine, fmt.Sprintf("Each call of %s in a change and in a first sync may fail in each way.", h.engine), kernel(),
+				test(h.calls, seeds+"1 "+h.folder+" -run=^TestEachCallOfAHistory$"), test(h.someCalls, h.folder+" -run=^TestEachCallOfAHistory$")),
+			row("bugs-"+h.engine, fmt.Sprintf("The histories of %s catch each of twelve planted bugs.", h.engine), kernel(),
+				test(h.bugs, seeds+"1 "+h.folder+" -run=^TestHistoriesCatchPlantedBugs$"), test(h.oneBug, h.folder+" -run=^TestHistoriesCatchPlantedBugs$")))
 	}
+	const modes, versions = "./proxiertest/history -run=^TestModesChange$", "./informer ./nftables -run=^(TestANodeHasWhatItSays|TestTheKernelHasWhatTheNodeSays)$"
 	return append(some,
-		proof{
-			name: "histories-modes", proves: "When processes of different modes follow each other, the last one's rules are right, and nothing is left of the others.",
-			packages: []string{"./proxiertest/history"}, needs: kernel(),
-			whole: test(6, "./proxiertest/history", "-run=^TestModesChange$").with("SERVICEPLANE_HISTORY_SEEDS=200"),
-			short: test(1, "./proxiertest/history", "-run=^TestModesChange$").with("SERVICEPLANE_HISTORY_SEEDS=40"),
-		},
-		proof{
-			name: "histories-pure", proves: "Trackers, tables and the oracle agree after any history; every short history of a virtual server keeps the laws.",
-			packages: []string{"./changetracker", "./desired", "./ipvs", "./internal/nftables"}, needs: kernel(),
-			whole: test(3, "./changetracker", "./desired", "./ipvs", "./internal/nftables", "-run=^(TestAnyHistory|TestRandomHistories|TestEveryHistory)").with(all),
-		},
-		proof{
-			name: "versions", proves: "What a node says to have programmed is in its kernel, whatever fails, over HTTP with an API server.",
-			packages: []string{"./informer", "./nftables"}, needs: kernel(),
-			whole: test(5, "./informer", "./nftables", "-run=^(TestANodeHasWhatItSays|TestTheKernelHasWhatTheNodeSays)$").with("SERVICEPLANE_HISTORY_SEEDS=100"),
-			short: test(0.5, "./informer", "./nftables", "-run=^(TestANodeHasWhatItSays|TestTheKernelHasWhatTheNodeSays)$"),
-		})
+		row("histories-modes", "When processes of different modes follow each other, the last one's rules are right, and nothing is left of the others.", kernel(),
+			test(6, seeds+"200 "+modes), test(1, seeds+"40 "+modes)),
+		row("histories-pure", "Trackers, tables and the oracle agree after any history; every short history of a virtual server keeps the laws.", kernel(),
+			test(3, all+"./changetracker ./desired ./ipvs ./internal/nftables -run=^(TestAnyHistory|TestRandomHistories|TestEveryHistory)")),
+		row("versions", "What a node says to have programmed is in its kernel, whatever fails, over HTTP with an API server.", kernel(),
+			test(5, seeds+"100 "+versions), test(0.5, versions)))
+}
+
+// races run every test with a kernel under the race detector.
+func races() (some []proof) {
+	const few = seeds + "20 -race -run=^TestHistories$ "
+	const rest = "./canary/... ./conntrack ./endpointhealth ./hybrid ./nodedeps ./packettrace ./proxier ./proxiertest ./proxiertest/history" +
+		" ./internal/allpackets ./internal/chaos ./internal/coexistence ./internal/growth ./internal/guard ./internal/hostile ./internal/jhash" +
+		" ./internal/namespace ./internal/netlinkx ./internal/netns ./internal/packetcost ./internal/refusals ./internal/soak"
+	for _, r := range []struct {
+		name, title     string
+		minutes         float64
+		packages, short string
+		needs           []need
+	}{
+		{"nftables", "nftables", 12, "./internal/nftables ./nftables", few + "./internal/nftables", nil},
+		{"iptables", "iptables", 12, "./iptables", few + "./iptables", nil},
+		{"ipvs", "ipvs, but for those in virtual machines", 5, "./ipvs", few + "./ipvs", nil},
+		{"ebpf", "ebpf", 12, "./ebpf ./internal/bpfx", few + "./ebpf", nil},
+		{"userspace", "userspace", 15, "./userspace/...", few + "./userspace/...", nil},
+		{"examples", "the examples", 25, "./examples/... ./nodeproxy ./docs", "", []need{browser}},
+		{"rest", "other packages with a kernel", 25, rest, "-race ./canary/... ./conntrack ./endpointhealth ./hybrid ./proxier ./internal/netlinkx", []need{foreign}},
+	} {
+		some = append(some, row("race-"+r.name, "The race detector finds nothing in the tests of "+r.title+".",
+			kernel(append(r.needs, bpftool, compiler)...), test(r.minutes, "-race "+r.packages), test(4, r.short)))
+	}
+	return some
+}
+
+// clusters play an API server and many nodes on a fake clock.
+func clusters() []proof {
+	return []proof{
+		row("cluster", "In 10,000 clusters whose API server, watches and kernels fail, every node ends with what the API server has, in time.", nil,
+			test(4, "./internal/cluster -run=^TestSeeds$ -seeds=10000"), test(1, "./internal/cluster -run=^TestSeeds$ -budget=50s")),
+		row("cluster-large", "1,000 nodes with faults follow in time.", nil,
+			test(3, "./internal/cluster -run=^TestLarge$ -nodes=1000 -seed=1")),
+		row("hostile", "Every object at the limits of the API server costs no more than SECURITY.md says.", kernel(),
+			test(15, "./internal/hostile -hostile.objects=100"), test(2, "./internal/hostile -hostile.objects=3")),
+		row("growth", "Twice the input takes no more than about twice the time, whatever reads, plans, writes or answers.", kernel(),
+			test(1, all+"./internal/growth")),
+		row("messages", "Whichever message to nf_tables fails, the next full sync makes up for it.", kernel(),
+			test(2, all+"./internal/nftables -run=^TestAnyFailedMessage")),
+	}
+}
+
+// nodes run the whole program, or one engine for long.
+func nodes() []proof {
+	const closings = "-race ./internal/bpfx -run=^TestNoDescriptorIsClosedTwice$ -bpfx.closings="
+	return []proof{
+		row("chaos", "Nobody notices that the proxy is killed, stopped, replaced or configured anew.", kernel(git),
+			test(35, "./internal/chaos -for=30m"), test(3, "./internal/chaos")).on("./nodeproxy"),
+		row("descriptors", "A proxy that may open no more descriptors says so, and goes on when it may.", kernel(),
+			test(3, "./nodeproxy -run=^TestEachDescriptor")),
+		row("files", "A proxy whose files and programs are gone, full, read-only or broken goes on, and restores all when it ends.", kernel(),
+			test(3, "./nodeproxy -run=^TestFaultsOfFiles$ -filefaults.all"), test(1, "./nodeproxy -run=^TestFaultsOfFiles$")),
+		row("soak", "However many objects come, change and go, memory, descriptors and kernel objects end where they began.", kernel(),
+			test(40, "./internal/soak -services=200 -events=20000 -at-once=100"), test(2, "./internal/soak")),
+		row("connections", "200,000 short connections through userspace leave no descriptor, goroutine or memory.", nil,
+			test(1, "SERVICEPLANE_SOAK=1 ./userspace -run=^TestShortConnectionsLeaveNothing$")),
+		row("torn", "No socket of ebpf sees a half-published set of endpoints.", kernel(),
+			test(20, "./ebpf -run=^TestNoStateIsTorn$ -torn.connects=1000000"), test(2, "./ebpf -run=^TestNoStateIsTorn$ -torn.connects=100000")),
+		row("deaths", "Whatever step a process of ebpf dies at, the next one is right and leaves nothing.", kernel(),
+			test(10, "./ebpf -run=^TestDeathAtEachStep -deaths.every=1"), test(2, "./ebpf -run=^TestDeathAtEachStep")),
+		row("closings", "No descriptor of a BPF object is closed twice.", kernel(compiler), test(15, closings+"10000000"), test(2, closings+"500000")),
+	}
+}
+
+// builds are about what is built, from what, and how fast it is.
+func builds() []proof {
+	return []proof{
+		row("fuzz", "No input crashes a parser or what takes objects, or makes two readings differ.", nil,
+			script(90, "FUZZTIME=1m hack/fuzz.sh"), script(3, "FUZZTIME=5s FUZZ_FOLDERS=2 hack/fuzz.sh")).on("./..."),
+		row("benchmarks", "Every benchmark works, and docs/PERFORMANCE.md shows the figures that do not depend on the machine.", kernel(nginx),
+			script(8, "hack/bench.sh -check")).on("./...", "docs/benchmarks.txt", "docs/PERFORMANCE.md"),
+		row("supplychain", "Two builds of nodeproxy have the same bytes, its SBOM names every module, and all licences are allowed.", []need{git},
+			script(2, "hack/supplychain.sh")).on("./nodeproxy", "hack/supplychain/", "nodeproxy/deploy/"),
+		row("bpf", "The BPF programs are those of their source.", []need{needsRoot, git},
+			script(1, "hack/ebpf.sh -check")).on("ebpf/bpf/", "ebpf/*.o"),
+		row("api", "The API on Linux, macOS and Windows differs from the last release only by what CHANGELOG.md says.", []need{git, "need_apidiff"},
+			script(3, "SERVICEPLANE_REQUIRE_APIDIFF=1 hack/api.sh")).on("./...", "CHANGELOG.md"),
+		row("platforms", "Everything compiles on macOS, portable packages on Windows, and engines on arm64.", nil,
+			script(5, "hack/platforms.sh")).on("./..."),
+		row("gate-busy", "The gate passes ten times beside four busy loops.", []need{needsRoot},
+			script(300, "hack/busy.sh")).on("hack/test.sh"),
+	}
 }
