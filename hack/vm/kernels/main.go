@@ -5,15 +5,17 @@
 package main
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
+
+	"github.com/serviceplane/serviceplane/internal/guard/gocmd"
 )
 
 func main() {
@@ -23,105 +25,64 @@ func main() {
 	}
 }
 
-// column is one data plane: the packet tests of a package.
-type column struct {
-	title, folder string
-	tests         []string
+// columns are the data planes, and which tests are theirs, with the last part of their package's path.
+var columns = []struct{ title, tests string }{ // read-only
+	{"nftables", "nftables/TestPackets"},
+	{"iptables, nft", "iptables/TestPacketsWithNFT"},
+	{"iptables, legacy", "iptables/TestPacketsWithLegacy"},
+	{"ebpf", "ebpf/TestPackets"},
+	{"ipvs", "ipvs/(TestPackets|TestAffinityEndsAfterItsTimeout)"},
+	{"userspace behind nftables", "userspace/TestPacketsWithNFTables"},
+	{"userspace behind iptables", "userspace/TestPacketsWithIPTables"},
 }
-
-func columns() []column {
-	return []column{
-		{"nftables", "nftables", []string{"TestPackets"}},
-		{"iptables, nft", "iptables", []string{"TestPacketsWithNFT"}},
-		{"iptables, legacy", "iptables", []string{"TestPacketsWithLegacy"}},
-		{"ebpf", "ebpf", []string{"TestPackets"}},
-		{"ipvs", "ipvs", []string{"TestPackets", "TestAffinityEndsAfterItsTimeout"}},
-		{"userspace behind nftables", "userspace", []string{"TestPacketsWithNFTables"}},
-		{"userspace behind iptables", "userspace", []string{"TestPacketsWithIPTables"}},
-	}
-}
-
-func (c *column) has(folder, test string) bool {
-	top, _, _ := strings.Cut(test, "/")
-	for _, t := range c.tests {
-		if c.folder == folder && t == top {
-			return true
-		}
-	}
-	return false
-}
-
-// event is one line of go test -json, see go doc test2json.
-type event struct{ Action, Package, Test string }
-
-// key is a test of a package, which the last part of its path names.
-type key struct{ folder, test string }
-
-// results has the last Action of each test.
-type results map[key]string
 
 func run(folders []string, w io.Writer) error {
-	var b strings.Builder
-	b.WriteString("| Linux |")
-	for _, c := range columns() {
-		b.WriteString(" " + c.title + " |")
+	table, total := "| Linux |", counts{}
+	for _, c := range columns {
+		table += " " + c.title + " |"
 	}
-	b.WriteString("\n|---|" + strings.Repeat("--:|", len(columns())) + "\n")
-	var failed, passed int
+	table += "\n|---|" + strings.Repeat("--:|", len(columns)) + "\n"
 	for _, folder := range folders {
-		r, err := read(folder)
+		last, err := read(folder)
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(&b, "| %s |", filepath.Base(folder))
-		for _, c := range columns() {
-			n := r.count(&c)
-			failed += n.failed + n.skipped
-			passed += n.passed
-			fmt.Fprintf(&b, " %s |", n)
+		table += "| " + filepath.Base(folder) + " |"
+		for _, c := range columns {
+			n := count(last, regexp.MustCompile("^"+c.tests+"(/|$)"))
+			total = counts{total.passed + n.passed, total.failed + n.failed, total.skipped + n.skipped}
+			table += " " + n.String() + " |"
 		}
-		b.WriteString("\n")
+		table += "\n"
 	}
-	if _, err := io.WriteString(w, b.String()); err != nil {
-		return err
-	}
+	_, err := io.WriteString(w, table)
 	switch {
-	case failed > 0:
+	case err != nil:
+		return err
+	case total.failed+total.skipped > 0:
 		return errors.New("checks failed or were skipped")
-	case passed == 0:
+	case total.passed == 0:
 		return errors.New("no check passed")
 	}
 	return nil
 }
 
-func read(folder string) (results, error) {
-	files, err := filepath.Glob(filepath.Join(folder, "*"))
-	if err != nil {
-		return nil, err
-	}
-	r := results{}
+// read returns the last Action of each test: a path of the package's last part and the test's name.
+func read(folder string) (map[string]string, error) {
+	files, err := os.ReadDir(folder)
+	last := map[string]string{}
 	for _, file := range files {
-		text, err := os.ReadFile(file)
+		text, err := os.ReadFile(filepath.Join(folder, file.Name()))
 		if err != nil {
 			return nil, err
 		}
-		for line := range bytes.Lines(text) {
-			r.take(line)
+		for e := range gocmd.Events(text) {
+			if e.Test != "" && slices.Contains([]string{"run", "pass", "fail", "skip"}, e.Action) {
+				last[path.Join(path.Base(e.Package), e.Test)] = e.Action
+			}
 		}
 	}
-	return r, nil
-}
-
-// take reads one line. What is no event is output of a build.
-func (r results) take(line []byte) {
-	var e event
-	if json.Unmarshal(line, &e) != nil || e.Test == "" {
-		return
-	}
-	switch e.Action {
-	case "run", "pass", "fail", "skip":
-		r[key{path.Base(e.Package), e.Test}] = e.Action
-	}
+	return last, err
 }
 
 // counts are the checks of one data plane on one kernel.
@@ -129,21 +90,19 @@ type counts struct{ passed, failed, skipped int }
 
 // count counts the tests that have no subtests: each is about one kind of packet. A test
 // that only began has failed.
-func (r results) count(c *column) (n counts) {
-	parents := map[key]bool{}
-	for k := range r {
-		for parent := path.Dir(k.test); parent != "."; parent = path.Dir(parent) {
-			parents[key{k.folder, parent}] = true
+func count(last map[string]string, tests *regexp.Regexp) (n counts) {
+	parents := map[string]bool{}
+	for test := range last {
+		for parent := path.Dir(test); parent != "."; parent = path.Dir(parent) {
+			parents[parent] = true
 		}
 	}
-	for k, action := range r {
-		if !c.has(k.folder, k.test) || parents[k] && action == "pass" {
-			continue
-		}
-		switch action {
-		case "pass":
+	for test, action := range last {
+		switch {
+		case !tests.MatchString(test) || parents[test] && action == "pass":
+		case action == "pass":
 			n.passed++
-		case "skip":
+		case action == "skip":
 			n.skipped++
 		default:
 			n.failed++

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/fstest"
 )
 
 // What go test -json prints, without times and output.
@@ -38,10 +39,7 @@ func TestTable(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			folder := filepath.Join(t.TempDir(), "5.10")
-			if err := os.Mkdir(folder, 0o700); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(filepath.Join(folder, "1"), []byte(test.events), 0o600); err != nil {
+			if err := os.CopyFS(folder, fstest.MapFS{"1": {Data: []byte(test.events)}}); err != nil {
 				t.Fatal(err)
 			}
 			var out strings.Builder

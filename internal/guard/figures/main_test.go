@@ -10,6 +10,9 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/fstest"
+
+	"github.com/serviceplane/serviceplane/internal/guard/gocmd"
 )
 
 // TestCheck measures again what is documented, but for edits of pairs of old and new text.
@@ -50,27 +53,20 @@ func TestCheck(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			root := t.TempDir()
-			if err := os.Mkdir(filepath.Join(root, "docs"), 0o700); err != nil {
+			if err := os.CopyFS(root, fstest.MapFS{
+				"measured":     {Data: []byte(strings.NewReplacer(c.measured...).Replace(string(benchmarks)))},
+				benchmarksFile: {Data: benchmarks},
+				documentFile:   {Data: []byte(strings.NewReplacer(c.document...).Replace(string(text))), Mode: 0o600},
+			}); err != nil {
 				t.Fatal(err)
-			}
-			for file, text := range map[string]string{
-				"measured":     strings.NewReplacer(c.measured...).Replace(string(benchmarks)),
-				benchmarksFile: string(benchmarks),
-				documentFile:   strings.NewReplacer(c.document...).Replace(string(text)),
-			} {
-				if err := os.WriteFile(filepath.Join(root, file), []byte(text), 0o600); err != nil {
-					t.Fatal(err)
-				}
 			}
 			err := run(root, []string{"check", filepath.Join(root, "measured")}, io.Discard)
 			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got the error %v, want %q", err, c.want)
 			}
 			if c.document != nil && strings.HasPrefix(c.want, "are not") {
-				if err := run(root, []string{"write"}, io.Discard); err != nil {
-					t.Fatal(err)
-				}
-				if err := run(root, []string{"check", filepath.Join(root, "measured")}, io.Discard); err != nil {
+				wrote := run(root, []string{"write"}, io.Discard)
+				if err := errors.Join(wrote, run(root, []string{"check", filepath.Join(root, "measured")}, io.Discard)); err != nil {
 					t.Errorf("after write, check returns %v", err)
 				}
 			}
@@ -79,20 +75,18 @@ func TestCheck(t *testing.T) {
 }
 
 func TestFormats(t *testing.T) {
-	text := plain(`{"Action":"output","Package":"p","Output":"BenchmarkA-2 \t"}
+	text := plain([]byte(`{"Action":"output","Package":"p","Output":"BenchmarkA-2 \t"}
 {"Action":"output","Package":"q","Output":"BenchmarkB-2 1 7 ns/op\n"}
 {"Action":"output","Package":"p","Output":"1 5 ns/op\n"}
 no event
-`)
+`))
 	if want := "no event\n\nBenchmarkA-2 \t1 5 ns/op\n\nBenchmarkB-2 1 7 ns/op\n"; strings.TrimLeft(text, "\n") != want {
 		t.Errorf("plain text is %q, want %q", text, want)
 	}
-	all, err := parse("pkg: " + module + "/p\nBenchmarkA-2 1 5 ns/op\nBenchmarkA-2 1 9 ns/op\nBenchmarkA-2 1 7 ns/op\nBenchmark of text\n")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got, ok := all.results["p.BenchmarkA"].metric("ns/op"); got != 7 || !ok || len(all.results) != 1 {
-		t.Errorf("the median is %v, %v in %v, want 7", got, ok, all.results)
+	all := &benchmarks{about: map[string]string{}, results: map[string]*result{}}
+	err := all.parse("pkg: " + gocmd.Module + "/p\nBenchmarkA-2 1 5 ns/op\nBenchmarkA-2 1 9 ns/op\nBenchmarkA-2 1 7 ns/op\nBenchmark of text\n")
+	if got, ok := all.results["p.BenchmarkA"].metric("ns/op"); got != 7 || !ok || len(all.results) != 1 || err != nil {
+		t.Errorf("the median is %v, %v in %v (%v), want 7", got, ok, all.results, err)
 	}
 	for want, got := range map[string]string{
 		"1.0 µs": show(999.9, "ns/op"), "58 µs": show(0.0583, "ms"), "0.58 ns": show(0.583, "ns/op"), "0 ns": show(0, "ns/op"),

@@ -1,19 +1,19 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-)
 
-const module = "github.com/serviceplane/serviceplane"
+	"github.com/serviceplane/serviceplane/internal/guard/gocmd"
+)
 
 // benchmarks is the output of a run of benchmarks.
 type benchmarks struct {
+	file    string
 	about   map[string]string  // the lines "key: value"
 	results map[string]*result // by name
 }
@@ -39,26 +39,19 @@ func readBenchmarks(file string) (*benchmarks, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := parse(plain(string(text)))
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", file, err)
-	}
-	return all, nil
+	all := &benchmarks{file, map[string]string{}, map[string]*result{}}
+	return all, all.parse(plain(text))
 }
 
 // plain returns the output in the events of go test -json, package by package, because a
 // benchmark's line is split over several events. Lines that are no event come first.
-func plain(text string) string {
-	packages, output := []string{""}, map[string]string{"": ""}
-	for line := range strings.Lines(text) {
-		var event struct{ Action, Package, Output string }
-		if err := json.Unmarshal([]byte(line), &event); err != nil {
-			event.Output = line
+func plain(text []byte) string {
+	packages, output := []string{""}, map[string]string{}
+	for e := range gocmd.Events(text) {
+		if !slices.Contains(packages, e.Package) {
+			packages = append(packages, e.Package)
 		}
-		if _, known := output[event.Package]; !known {
-			packages = append(packages, event.Package)
-		}
-		output[event.Package] += event.Output
+		output[e.Package] += e.Output
 	}
 	for i, name := range packages {
 		packages[i] = output[name]
@@ -66,48 +59,43 @@ func plain(text string) string {
 	return strings.Join(packages, "\n")
 }
 
-// parse reads the format of Go's benchmarks: lines "key: value", and lines with a
-// benchmark's name, the number of runs, and pairs of a number and a unit.
-func parse(text string) (*benchmarks, error) {
-	about := regexp.MustCompile(`^([a-z]+): (.*)$`)
-	all := &benchmarks{about: map[string]string{}, results: map[string]*result{}}
+// What the lines of the format of Go's benchmarks are: "key: value", and a benchmark's name, the number of
+// runs, and pairs of a number and a unit. go test appends GOMAXPROCS to names unless it is 1, so no
+// benchmark's own name may end in a dash and a number.
+var (
+	aboutLine  = regexp.MustCompile(`^([a-z]+): (.*)$`)                                    // read-only
+	resultLine = regexp.MustCompile(`^(Benchmark\S*?)(?:-\d+)?\s+\d+((?:\s+\S+\s+\S+)+)$`) // read-only
+	sizeOf     = regexp.MustCompile(`(\w+)=([0-9]+)`)                                      // read-only
+)
+
+// parse adds what lines say.
+func (b *benchmarks) parse(text string) error {
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
-		if pair := about.FindStringSubmatch(line); pair != nil {
-			if _, known := all.about[pair[1]]; !known || pair[1] == "pkg" || pair[1] == "command" {
-				all.about[pair[1]] = pair[2] // the others are the machine's, and stand first
+		if pair := aboutLine.FindStringSubmatch(line); pair != nil {
+			if _, known := b.about[pair[1]]; !known || pair[1] == "pkg" || pair[1] == "command" {
+				b.about[pair[1]] = pair[2] // the others are the machine's, and stand first
 			}
-		} else if err := all.add(strings.Fields(line)); err != nil {
-			return nil, fmt.Errorf("line %q: %w", line, err)
+			continue
 		}
-	}
-	return all, nil
-}
-
-// add adds the fields of a line, if it is a benchmark's. go test appends GOMAXPROCS to
-// names unless it is 1, so no benchmark's own name may end in a dash and a number.
-func (b *benchmarks) add(fields []string) error {
-	if len(fields) < 4 || len(fields)%2 != 0 || !strings.HasPrefix(fields[0], "Benchmark") {
-		return nil
-	}
-	if _, err := strconv.Atoi(fields[1]); err != nil {
-		return nil // a log line that begins with Benchmark
-	}
-	name := strings.TrimPrefix(b.about["pkg"], module+"/") + "." + regexp.MustCompile(`-[0-9]+$`).ReplaceAllString(fields[0], "")
-	r := b.results[name]
-	if r == nil {
-		r = &result{command: b.about["command"], metrics: map[string][]float64{}}
-		b.results[name] = r
-	}
-	for pair := range slices.Chunk(fields[2:], 2) {
-		value, err := strconv.ParseFloat(pair[0], 64)
-		if err != nil {
-			return err
+		ran := resultLine.FindStringSubmatch(line)
+		if ran == nil {
+			continue
 		}
-		r.metrics[pair[1]] = append(r.metrics[pair[1]], value)
+		name := strings.TrimPrefix(b.about["pkg"], gocmd.Module+"/") + "." + ran[1]
+		if b.results[name] == nil {
+			b.results[name] = &result{b.about["command"], map[string][]float64{}}
+		}
+		for pair := range slices.Chunk(strings.Fields(ran[2]), 2) {
+			value, err := strconv.ParseFloat(pair[0], 64)
+			if err != nil {
+				return fmt.Errorf("read %s: line %q: %w", b.file, line, err)
+			}
+			b.results[name].metrics[pair[1]] = append(b.results[name].metrics[pair[1]], value)
+		}
 	}
 	return nil
 }
 
 // family is a name without its sizes: "N=1000" becomes "N=".
-func family(name string) string { return regexp.MustCompile(`=[0-9]+`).ReplaceAllString(name, "=") }
+func family(name string) string { return sizeOf.ReplaceAllString(name, "$1=") }

@@ -2,89 +2,77 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"math"
-	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
 
 // fill puts the tables, and the line about the machine, between their marks.
 func fill(document string, b *benchmarks) (string, error) {
-	document, err := place(document, "machine", machine(b))
+	texts, err := b.render()
 	if err != nil {
 		return "", err
 	}
-	shown := map[string]bool{}
-	for _, t := range tables {
-		text, err := t.render(b, shown)
-		if err != nil {
-			return "", fmt.Errorf("make table %s of %s: %w", t.name, benchmarksFile, err)
+	a := b.about
+	texts["machine"] = fmt.Sprintf("Measured on %s at commit %s: %s, %s cores, a load of %s before, %s, %s, iptables %s, nginx %s.\n",
+		a["date"], a["commit"], a["cpu"], a["cores"], a["load"], a["kernel"], a["go"], a["iptables"], a["nginx"])
+	for _, name := range slices.Sorted(maps.Keys(texts)) {
+		begin, end := "<!-- figures: "+name+" -->\n", "<!-- end of "+name+" -->\n"
+		before, rest, ok := strings.Cut(document, begin)
+		_, after, closed := strings.Cut(rest, end)
+		if !ok || !closed {
+			return "", fmt.Errorf("%s lacks the lines %q and %q, in this order", documentFile, strings.TrimSpace(begin), strings.TrimSpace(end))
 		}
-		if document, err = place(document, t.name, text); err != nil {
-			return "", err
-		}
+		document = before + begin + texts[name] + end + after
 	}
 	return document, nil
 }
 
-// place puts generated text between its marks.
-func place(document, name, text string) (string, error) {
-	begin, end := "<!-- figures: "+name+" -->\n", "<!-- end of "+name+" -->\n"
-	before, rest, ok := strings.Cut(document, begin)
-	_, after, closed := strings.Cut(rest, end)
-	if !ok || !closed {
-		return "", fmt.Errorf("%s lacks the lines %q and %q, in this order", documentFile, strings.TrimSpace(begin), strings.TrimSpace(end))
-	}
-	return before + begin + text + end + after, nil
-}
-
-// machine describes where the figures were measured.
-func machine(b *benchmarks) string {
-	a := b.about
-	return fmt.Sprintf("Measured on %s at commit %s: %s, %s cores, a load of %s before, %s, %s, iptables %s, nginx %s.\n",
-		a["date"], a["commit"], a["cpu"], a["cores"], a["load"], a["kernel"], a["go"], a["iptables"], a["nginx"])
-}
-
-// render returns the table, and below it the commands that measured its figures, unless
+// render returns the tables by name, and below each the commands that measured its figures, unless
 // a table above shows them.
-func (t *table) render(b *benchmarks, shown map[string]bool) (string, error) {
-	heads, rulers := []string{t.about}, []string{"---"}
-	for _, c := range t.columns {
-		heads, rulers = append(heads, c.head), append(rulers, "--:")
-	}
-	lines, commands := []string{line(heads), line(rulers)}, []string{}
-	for _, r := range t.rows {
-		cells := []string{r.title()}
+func (b *benchmarks) render() (map[string]string, error) {
+	texts, shown := map[string]string{}, map[string]bool{}
+	for _, t := range tables {
+		head, ruler, lines, commands := []string{t.about}, []string{"---"}, "", ""
 		for _, c := range t.columns {
-			text, command, err := r.cell(&c, b)
-			if err != nil {
-				return "", err
-			}
-			if cells = append(cells, text); command != "" && !shown[command] {
-				shown[command], commands = true, append(commands, command)
-			}
+			head, ruler = append(head, c.head), append(ruler, "--:")
 		}
-		lines = append(lines, line(cells))
+		for _, r := range t.rows {
+			cells := []string{r.title()}
+			for _, c := range t.columns {
+				text, command, err := r.cell(&c, b)
+				if err != nil {
+					return nil, fmt.Errorf("make table %s of %s: %w", t.name, b.file, err)
+				}
+				if cells = append(cells, text); command != "" && !shown[command] {
+					shown[command], commands = true, commands+command+"\n"
+				}
+			}
+			lines += line(cells)
+		}
+		if commands != "" {
+			commands = "\n```\n" + commands + "```\n"
+		}
+		texts[t.name] = line(head) + line(ruler) + lines + commands
 	}
-	text := strings.Join(lines, "\n") + "\n"
-	if len(commands) > 0 {
-		text += "\n```\n" + strings.Join(commands, "\n") + "\n```\n"
-	}
-	return text, nil
+	return texts, nil
 }
 
-func line(cells []string) string { return "| " + strings.Join(cells, " | ") + " |" }
+func line(cells []string) string { return "| " + strings.Join(cells, " | ") + " |\n" }
 
 // title fills in the sizes from the benchmark's name.
 func (r *row) title() string {
 	title := r.what
-	for _, size := range regexp.MustCompile(`(\w+)=([0-9]+)`).FindAllStringSubmatch(r.benchmark, -1) {
+	for _, size := range sizeOf.FindAllStringSubmatch(r.benchmark, -1) {
 		title = strings.ReplaceAll(title, "{"+size[1]+"}", withCommas(size[2]))
 	}
 	return title
 }
 
-// cell returns the figure of a column, and the command that measured it.
+// cell returns the figure of a column, and the command that measured it. In brackets is the floor: the time
+// that the kernel alone needs.
 func (r *row) cell(c *column, b *benchmarks) (text, command string, err error) {
 	if r.none != "" && strings.HasPrefix(c.place, r.none) {
 		return "–", "", nil
@@ -94,21 +82,16 @@ func (r *row) cell(c *column, b *benchmarks) (text, command string, err error) {
 	if found == nil {
 		return "", "", fmt.Errorf("no benchmark %s: %s, or correct tables.go", name, remeasure)
 	}
-	for _, unit := range c.units {
-		unit = strings.ReplaceAll(unit, "*", r.unit)
+	for unit := range strings.FieldsSeq(strings.ReplaceAll(c.units, "*", r.unit)) {
 		if value, ok := found.metric(unit); ok {
-			return show(value, unit) + floor(found, unit), found.command, nil
+			text = show(value, unit)
+			if floor, ok := found.metric("floor-ms"); ok && unit == "ms" {
+				text += " (" + show(floor, unit) + ")"
+			}
+			return text, found.command, nil
 		}
 	}
 	return "–", "", nil
-}
-
-// floor is the time that the kernel alone needs, in brackets.
-func floor(r *result, unit string) string {
-	if value, ok := r.metric("floor-ms"); ok && unit == "ms" {
-		return " (" + show(value, "ms") + ")"
-	}
-	return ""
 }
 
 // nanoseconds converts a value whose unit is one of time.

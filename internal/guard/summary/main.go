@@ -5,9 +5,7 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +14,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/serviceplane/serviceplane/internal/guard/gocmd"
 )
 
 func main() {
@@ -25,24 +25,18 @@ func main() {
 	}
 }
 
-// event is one line of go test -json, see go doc test2json.
-type event struct {
-	Action, Package, Test, Output string
-	Elapsed                       float64 // seconds
-}
-
 type summary struct {
 	counts   map[string]int      // tests and benchmarks, by Action
 	running  map[key][]string    // output so far; of a package outside its tests, the key has no test
 	failures map[string]int      // by package
 	lines    map[string][]string // "packages", "seeds", then "output" of what failed or was skipped
-	tests    []event             // the ends of top-level tests
-	seed     *regexp.Regexp      // matches a line that names a seed with its number
+	tests    []gocmd.Event       // the ends of top-level tests
 }
 
 type key struct{ pkg, test string }
 
-const module = "github.com/serviceplane/serviceplane/"
+// seed matches a line that names a seed with its number.
+var seed = regexp.MustCompile(`(?i)seeds?( from)?[ =]\d`) // read-only
 
 func run(args []string, w io.Writer, required bool) error {
 	if len(args) != 1 {
@@ -52,21 +46,14 @@ func run(args []string, w io.Writer, required bool) error {
 	if err != nil {
 		return err
 	}
-	s := summary{
-		counts: map[string]int{}, running: map[key][]string{}, failures: map[string]int{}, lines: map[string][]string{},
-		seed: regexp.MustCompile(`(?i)seeds?( from)?[ =]\d`),
-	}
-	for line := range bytes.Lines(text) {
-		var e event
-		if err := json.Unmarshal(line, &e); err != nil {
-			e = event{Action: "build-output", Output: string(line)}
-		}
+	s := summary{counts: map[string]int{}, running: map[key][]string{}, failures: map[string]int{}, lines: map[string][]string{}}
+	for e := range gocmd.Events(text) {
 		s.take(&e)
 	}
-	if _, err := io.WriteString(w, s.String()); err != nil {
-		return err
-	}
+	_, err = io.WriteString(w, s.String())
 	switch {
+	case err != nil:
+		return err
 	case s.counts["fail"] > 0:
 		return errors.New("tests failed")
 	case s.counts["pass"] == 0:
@@ -78,18 +65,16 @@ func run(args []string, w io.Writer, required bool) error {
 	}
 }
 
-func (s *summary) take(e *event) {
-	k := key{e.Package, e.Test}
-	switch e.Action {
-	case "run", "output":
+func (s *summary) take(e *gocmd.Event) {
+	k, ends := key{e.Package, e.Test}, e.Action == "pass" || e.Action == "fail" || e.Action == "skip"
+	switch {
+	case e.Action == "run" || e.Action == "output":
 		s.running[k] = append(s.running[k], e.Output)
-	case "build-output":
+	case e.Action == "build-output":
 		s.print("output", e.Output)
-	case "pass", "fail", "skip":
-		if e.Test == "" {
-			s.endPackage(e)
-			return
-		}
+	case ends && e.Test == "":
+		s.endPackage(e)
+	case ends:
 		s.end(e.Action, k)
 		if !strings.Contains(e.Test, "/") {
 			s.tests = append(s.tests, *e)
@@ -100,7 +85,7 @@ func (s *summary) take(e *event) {
 // endPackage also ends the tests that have no event of their own: a benchmark that
 // passes, and a test in a program that crashes. A package may fail although all of its
 // tests passed: it does not compile, or leaks a goroutine.
-func (s *summary) endPackage(e *event) {
+func (s *summary) endPackage(e *gocmd.Event) {
 	if e.Action == "fail" {
 		s.print("packages", fmt.Sprintf("%-4s %s %.1fs", e.Action, e.Package, e.Elapsed))
 	}
@@ -128,8 +113,8 @@ func (s *summary) end(action string, k key) {
 		s.print("output", s.running[k]...)
 	}
 	for _, line := range s.running[k] {
-		if action == "pass" && s.seed.MatchString(line) {
-			s.print("seeds", strings.TrimPrefix(k.pkg, module)+" "+k.test+": "+strings.TrimSpace(line))
+		if action == "pass" && seed.MatchString(line) {
+			s.print("seeds", strings.TrimPrefix(k.pkg, gocmd.Module+"/")+" "+k.test+": "+strings.TrimSpace(line))
 		}
 	}
 	delete(s.running, k)
@@ -142,7 +127,7 @@ func (s *summary) print(part string, texts ...string) {
 }
 
 func (s *summary) String() string {
-	slices.SortStableFunc(s.tests, func(a, b event) int { return cmp.Compare(b.Elapsed, a.Elapsed) })
+	slices.SortStableFunc(s.tests, func(a, b gocmd.Event) int { return cmp.Compare(b.Elapsed, a.Elapsed) })
 	lines := append(slices.Concat(s.lines["packages"], s.lines["seeds"], s.lines["output"]),
 		fmt.Sprintf("%d passed, %d failed, %d skipped\n", s.counts["pass"], s.counts["fail"], s.counts["skip"]), "slowest tests:\n")
 	for _, e := range s.tests[:min(10, len(s.tests))] {
