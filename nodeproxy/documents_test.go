@@ -31,10 +31,7 @@ func TestFlagsAndMetrics(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	texts, err := documents.Read("..", ".md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	texts := documents.Read(t, "..", ".md")
 	for _, name := range exist {
 		if !strings.Contains(texts["docs/MIGRATING.md"], name) {
 			t.Errorf("docs/MIGRATING.md does not name %s", name)

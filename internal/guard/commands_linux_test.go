@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/serviceplane/serviceplane/internal/guard/documents"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 )
 
@@ -37,7 +38,7 @@ go() {
 // in network and mount namespaces.
 func TestCommands(t *testing.T) {
 	t.Parallel()
-	for name, text := range texts(t, ".md") {
+	for name, text := range documents.Read(t, root, ".md") {
 		for _, block := range fenced.FindAllStringSubmatch(text, -1) {
 			script := elsewhere.ReplaceAllString(block[2], "")
 			if block[1] != "sh" || strings.TrimSpace(script) == "" {

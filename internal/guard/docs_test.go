@@ -13,16 +13,6 @@ import (
 
 const root = "../.."
 
-// texts returns the files of the repository with a suffix, by path.
-func texts(t *testing.T, suffix string) map[string]string {
-	t.Helper()
-	all, err := documents.Read(root, suffix)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return all
-}
-
 var (
 	fenced      = regexp.MustCompile("(?ms)^ *```([a-z]*)\n(.*?)^ *```$")      // read-only
 	codeSpan    = regexp.MustCompile("`[^`\n]+`")                              // read-only
@@ -36,33 +26,31 @@ var (
 // anchor. A link leads to every document.
 func TestLinks(t *testing.T) {
 	t.Parallel()
-	documents := texts(t, ".md")
-	linked := []string{"README.md"}
-	for name, text := range documents {
+	texts, linked := documents.Read(t, root, ".md"), map[string]bool{"README.md": true}
+	for name, text := range texts {
 		for _, m := range link.FindAllStringSubmatch(codeSpan.ReplaceAllString(fenced.ReplaceAllString(text, ""), "x"), -1) {
-			if strings.HasPrefix(m[1], "https://") {
-				continue
-			}
-			target := path.Join(path.Dir(name), m[1])
-			if m[1] == "" {
-				target = name
+			target := name
+			if m[1] != "" {
+				target = path.Join(path.Dir(name), m[1])
 			}
 			info, err := os.Stat(path.Join(root, target))
-			if err != nil {
+			switch {
+			case strings.HasPrefix(m[1], "https://"):
+				continue
+			case err != nil:
 				t.Errorf("%s links to %s: %v", name, m[1], err)
 				continue
-			}
-			if info.IsDir() {
+			case info.IsDir():
 				target = path.Join(target, "README.md")
 			}
-			linked = append(linked, target)
-			if m[2] != "" && !slices.Contains(slugs(documents[target]), m[2]) {
+			linked[target] = true
+			if m[2] != "" && !slices.Contains(slugs(texts[target]), m[2]) {
 				t.Errorf("%s links to #%s, which is no title of %s", name, m[2], target)
 			}
 		}
 	}
-	for name := range documents {
-		if !slices.Contains(linked, name) {
+	for name := range texts {
+		if !linked[name] {
 			t.Errorf("no document links to %s", name)
 		}
 	}
@@ -84,10 +72,10 @@ func unindent(code string) string { return indentation.ReplaceAllString("\n"+cod
 func TestGoSnippets(t *testing.T) {
 	t.Parallel()
 	var code strings.Builder
-	for _, text := range texts(t, ".go") {
+	for _, text := range documents.Read(t, root, ".go") {
 		code.WriteString(unindent(text))
 	}
-	for name, text := range texts(t, ".md") {
+	for name, text := range documents.Read(t, root, ".md") {
 		for _, block := range fenced.FindAllStringSubmatch(text, -1) {
 			for piece := range strings.SplitSeq(unindent(block[2]), "\n// …\n") {
 				if block[1] == "go" && !strings.Contains(code.String(), strings.Trim(piece, "\n")) {
@@ -109,7 +97,7 @@ var (
 // the seeds of the time before, and what another kernel did.
 func TestCommandsRunTheTests(t *testing.T) {
 	t.Parallel()
-	for name, text := range texts(t, ".md") {
+	for name, text := range documents.Read(t, root, ".md") {
 		for _, command := range testCommand.FindAllString(text, -1) {
 			flags := testFlag.FindAllStringSubmatch(command, -1)
 			if !slices.ContainsFunc(flags, func(m []string) bool { return !cachedFlags.MatchString(m[1]) }) {

@@ -1,43 +1,25 @@
 package guard
 
 import (
-	"encoding/json"
-	"os"
-	"os/exec"
-	"path/filepath"
+	"path"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/serviceplane/serviceplane/internal/guard/documents"
+	"github.com/serviceplane/serviceplane/internal/guard/gocmd"
 )
 
-const module = "github.com/serviceplane/serviceplane"
-
-type pkg struct {
-	ImportPath                         string
-	Imports, TestImports, XTestImports []string
-	Deps                               []string // what it imports, directly or not
-	CgoFiles                           []string
-}
+const module = gocmd.Module
 
 // packages lists the packages of both modules on one system. CGO_ENABLED=1 makes go list
 // show files that use cgo.
-func packages(t *testing.T, goos string) (all []pkg) {
+func packages(t *testing.T, goos string) []gocmd.Package {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "go", "list", "-json=ImportPath,Imports,TestImports,XTestImports,Deps,CgoFiles", "./...", "./nodeproxy/...")
-	cmd.Dir = root
-	cmd.Env = append(os.Environ(), "GOOS="+goos, "GOARCH=amd64", "CGO_ENABLED=1")
-	var stderr strings.Builder
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
+	all, err := gocmd.List(t.Context(), root, []string{"GOOS=" + goos, "GOARCH=amd64", "CGO_ENABLED=1"})
 	if err != nil {
-		t.Fatalf("go list: %v\n%s", err, &stderr)
-	}
-	for d := json.NewDecoder(strings.NewReader(string(out))); d.More(); {
-		var p pkg
-		if err := d.Decode(&p); err != nil {
-			t.Fatalf("decode the output of go list: %v", err)
-		}
-		all = append(all, p)
+		t.Fatal(err)
 	}
 	return all
 }
@@ -79,35 +61,33 @@ func TestImports(t *testing.T) {
 	t.Parallel()
 	for _, goos := range []string{"linux", "darwin", "windows"} {
 		for _, p := range packages(t, goos) {
-			for _, fault := range p.faults() {
+			for _, fault := range faults(&p) {
 				t.Errorf("%s: %s %s", goos, p.ImportPath, fault)
 			}
 		}
 	}
 }
 
+// unshown matches the folders of packages that need no Example.
+var unshown = regexp.MustCompile(`^\.$|^(docs|hack|examples|internal|nodeproxy/cmd)(/|$)|/internal/`) // read-only
+
 // TestEveryPackageHasAnExample that runs: go doc shows it.
 func TestEveryPackageHasAnExample(t *testing.T) {
 	t.Parallel()
+	has := map[string]bool{}
+	for name, text := range documents.Read(t, root, "_test.go") {
+		if strings.Contains(text, "\nfunc Example") && strings.Contains(text, "// Output:") {
+			has[path.Dir(name)] = true
+		}
+	}
 	for _, p := range packages(t, "linux") {
-		folder := strings.TrimPrefix(p.ImportPath, module+"/")
-		if slices.ContainsFunc([]string{module, "docs", "hack", "examples", "internal", "nodeproxy/cmd"}, func(f string) bool { return within(folder, f) }) || strings.Contains(folder, "/internal/") {
-			continue
-		}
-		files, err := filepath.Glob(filepath.Join(root, folder, "*_test.go"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !slices.ContainsFunc(files, func(file string) bool {
-			text, err := os.ReadFile(file)
-			return err == nil && strings.Contains(string(text), "\nfunc Example") && strings.Contains(string(text), "// Output:")
-		}) {
+		if folder := path.Clean(strings.TrimPrefix(p.ImportPath+"/", module+"/")); !has[folder] && !unshown.MatchString(folder) {
 			t.Errorf("package %s has no Example that runs", folder)
 		}
 	}
 }
 
-func (p *pkg) faults() (faults []string) {
+func faults(p *gocmd.Package) (faults []string) {
 	for _, dep := range p.Deps {
 		for heavy, users := range importers {
 			used := dep == heavy || within(dep, heavy) && !within(dep, module) // a package below a heavy one is not it

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/serviceplane/serviceplane/internal/guard/documents"
 )
 
 // TestRules: docs/RULES.md has one row for each rule code that the repository quotes,
@@ -13,7 +15,7 @@ func TestRules(t *testing.T) {
 	t.Parallel()
 	code := regexp.MustCompile(`\b(CFG|CLEAN|CT|EHC|ENG|EPS|HC|LTD|MET|NODE|NPA|OPT|PKT|RUN|SYS|TOP|TRK|VAL|W)-\d\d\b`)
 	var rows []string
-	for _, m := range regexp.MustCompile(`(?m)^\| ([A-Z]+-\d+) \|`).FindAllStringSubmatch(texts(t, "RULES.md")["docs/RULES.md"], -1) {
+	for _, m := range regexp.MustCompile(`(?m)^\| ([A-Z]+-\d+) \|`).FindAllStringSubmatch(documents.Read(t, root, "RULES.md")["docs/RULES.md"], -1) {
 		rows = append(rows, m[1])
 	}
 	if !slices.IsSorted(rows) || len(slices.Compact(slices.Clone(rows))) != len(rows) {
@@ -21,7 +23,7 @@ func TestRules(t *testing.T) {
 	}
 	tested := map[string]bool{}
 	for _, suffix := range []string{".go", ".md"} {
-		for name, text := range texts(t, suffix) {
+		for name, text := range documents.Read(t, root, suffix) {
 			isTest := strings.HasSuffix(name, "_test.go") || strings.HasPrefix(name, "proxiertest/") && suffix == ".go"
 			for _, quoted := range code.FindAllString(text, -1) {
 				tested[quoted] = tested[quoted] || isTest

@@ -32,46 +32,46 @@ func main() {
 }
 
 type question struct {
-	module, since string
-	stale         bool
-	reports       []string
+	module, since        string
+	stale                bool
+	reports              []string
+	breaking, compatible map[string]string // what changed, by name
 }
 
 // run answers for the module in a directory.
 func (q *question) run(root string) (out string, err error) {
 	changelog, err := os.ReadFile(filepath.Join(root, "CHANGELOG.md"))
-	if err != nil {
+	public, errOfNames := publicNames(root)
+	if err := errors.Join(err, errOfNames); err != nil {
 		return "", err
 	}
-	public, err := publicNames(root)
-	if err != nil {
-		return "", err
-	}
-	breaking, compatible := map[string]string{}, map[string]string{} // what changed, by name
+	q.breaking, q.compatible = map[string]string{}, map[string]string{}
 	for _, file := range q.reports {
 		report, err := os.ReadFile(file)
-		if err != nil {
-			return "", err
+		if err == nil {
+			err = q.parse(string(report), public)
 		}
-		if err := parseReport(q.module, string(report), public, breaking, compatible); err != nil {
+		if err != nil {
 			return "", fmt.Errorf("read %s: %w", file, err)
 		}
 	}
-	faults := q.faults(string(changelog), breaking, compatible)
-	return fmt.Sprintf("%d breaking changes, %d others\n", len(breaking), len(compatible)), errors.Join(faults...)
+	return fmt.Sprintf("%d breaking changes, %d others\n", len(q.breaking), len(q.compatible)), errors.Join(q.faults(string(changelog))...)
 }
+
+var (
+	item    = regexp.MustCompile(`^- (.*?): (.*)$`)                        // read-only
+	code    = regexp.MustCompile("`([^`]+)`")                              // read-only
+	apiName = regexp.MustCompile(`^([\w-]+/)*[a-z]\w*\.[A-Z]\w*(\.\w+)?$`) // and no flag or metric // read-only
+)
 
 // publicNames returns the public aliases of internal types. apidiff compares internal
 // types under their internal names: internal/netns.Flow is proxiertest.Flow.
 func publicNames(root string) (map[string]string, error) {
 	files, err := filepath.Glob(filepath.Join(root, "*", "*.go"))
-	alias := regexp.MustCompile(`(?m)^type ([A-Z]\w*) = (\w+\.[A-Z]\w*)$`)
-	names := map[string]string{}
+	alias, names := regexp.MustCompile(`(?m)^type ([A-Z]\w*) = (\w+\.[A-Z]\w*)$`), map[string]string{}
 	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			return nil, err
-		}
+		text, errOfFile := os.ReadFile(file)
+		err = errors.Join(err, errOfFile)
 		for _, m := range alias.FindAllStringSubmatch(string(text), -1) {
 			names["internal/"+m[2]] = filepath.Base(filepath.Dir(file)) + "." + m[1]
 		}
@@ -79,27 +79,25 @@ func publicNames(root string) (map[string]string, error) {
 	return names, err
 }
 
-// parseReport adds the changes of public names to the maps. A line of unknown form is an
-// error: another version of apidiff may report breaking changes in another way.
-func parseReport(module, text string, public, breaking, compatible map[string]string) error {
-	into := map[string]map[string]string{"Incompatible changes:": breaking, "Compatible changes:": compatible}
+// parse adds the changes of public names. A line of unknown form is an error: another
+// version of apidiff may report breaking changes in another way.
+func (q *question) parse(report string, public map[string]string) error {
 	var changes map[string]string
-	for line := range strings.Lines(text) {
+	for line := range strings.Lines(report) {
 		line = strings.TrimSuffix(line, "\n")
-		if into[line] != nil {
-			changes = into[line]
-			continue
-		}
-		if strings.HasPrefix(line, "! second, different message") || strings.HasPrefix(line, "  first: ") || strings.HasPrefix(line, "  second: ") {
-			continue // one of both messages has its own line
-		}
-		subject, what, ok := strings.Cut(line, ": ")
-		subject, isItem := strings.CutPrefix(subject, "- ")
-		if !ok || !isItem || changes == nil {
+		m := item.FindStringSubmatch(line)
+		switch {
+		case line == "Incompatible changes:":
+			changes = q.breaking
+		case line == "Compatible changes:":
+			changes = q.compatible
+		case regexp.MustCompile(`^(! second, different message|  first: |  second: )`).MatchString(line): // one of both messages has its own line
+		case m == nil || changes == nil:
 			return fmt.Errorf("line %q is not of the form of apidiff", line)
-		}
-		if name := exported(module, subject, public); name != "" {
-			changes[name] = what
+		default:
+			if name := exported(q.module, m[1], public); name != "" {
+				changes[name] = m[2]
+			}
 		}
 	}
 	return nil
@@ -109,9 +107,8 @@ func parseReport(module, text string, public, breaking, compatible map[string]st
 // p.List.Add. It is empty if programs cannot import the package.
 func exported(module, subject string, public map[string]string) string {
 	subject = strings.TrimPrefix(strings.TrimPrefix(subject, "package "), path.Dir(module)+"/")
-	subject = strings.TrimPrefix(subject, path.Base(module)+"/") // the root package keeps its name
-	subject = regexp.MustCompile(`\[.*\]|\(\*|\)|^\./`).ReplaceAllString(subject, "")
-	name, detail, _ := strings.Cut(subject, ", ") // ", element type"
+	subject = strings.TrimPrefix(subject, path.Base(module)+"/")                                                  // the root package keeps its name
+	name, detail, _ := strings.Cut(regexp.MustCompile(`\[.*\]|\(\*|\)|^\./`).ReplaceAllString(subject, ""), ", ") // ", element type"
 	for internal, alias := range public {
 		if rest, ok := strings.CutPrefix(name, internal); ok && (rest == "" || rest[0] == '.') {
 			return alias + rest
@@ -125,35 +122,33 @@ func exported(module, subject string, public map[string]string) string {
 }
 
 // faults compares changes with the sections above the last release.
-func (q *question) faults(changelog string, breaking, compatible map[string]string) (faults []error) {
-	if q.since != "" {
-		before, _, found := strings.Cut(changelog, "\n## "+q.since+" ")
-		if !found {
-			return []error{fmt.Errorf(`CHANGELOG.md has no section for the tag %s: add a heading "## %[1]s — YYYY-MM-DD"`, q.since)}
-		}
-		changelog = before
+func (q *question) faults(changelog string) (faults []error) {
+	add := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	changelog, _, found := strings.Cut(changelog, "\n## "+q.since+" ")
+	if q.since != "" && !found {
+		add(`CHANGELOG.md has no section for the tag %s: add a heading "## %[1]s — YYYY-MM-DD"`, q.since)
+		return faults
 	}
 	names, fresh := entries(changelog)
-	for _, name := range slices.Sorted(maps.Keys(breaking)) {
+	for _, name := range slices.Sorted(maps.Keys(q.breaking)) {
 		if !slices.Contains(names, name) {
-			faults = append(faults, fmt.Errorf("CHANGELOG.md does not name a breaking change: %s: %s: undo it, or write under \"### Breaking\": - `%[1]s`: what programs do now", name, breaking[name]))
+			add("CHANGELOG.md does not name a breaking change: %s: %s: undo it, or write under \"### Breaking\": - `%[1]s`: what programs do now", name, q.breaking[name])
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(compatible)) {
+	for _, name := range slices.Sorted(maps.Keys(q.compatible)) {
 		pkg, _, _ := strings.Cut(path.Base(name), ".")
 		pkg = path.Join(path.Dir(name), pkg)
 		if !slices.ContainsFunc(fresh, func(code string) bool { return code == pkg || strings.HasPrefix(code, pkg+".") }) {
-			faults = append(faults, fmt.Errorf("CHANGELOG.md does not name new API of %s: %s: %s: add it under \"### New API\"", pkg, name, compatible[name]))
+			add("CHANGELOG.md does not name new API of %s: %s: %s: add it under \"### New API\"", pkg, name, q.compatible[name])
 		}
 	}
-	isName := regexp.MustCompile(`^([\w-]+/)*[a-z]\w*\.[A-Z]\w*(\.\w+)?$`) // and no flag or metric
 	for _, name := range names {
-		if q.stale && isName.MatchString(name) && breaking[name] == "" {
-			faults = append(faults, fmt.Errorf("CHANGELOG.md says that %s breaks, and it does not: delete the name", name))
+		if q.stale && apiName.MatchString(name) && q.breaking[name] == "" {
+			add("CHANGELOG.md says that %s breaks, and it does not: delete the name", name)
 		}
 	}
-	if m := regexp.MustCompile(`(?m)^## (v\d+\.\d+\.[1-9]\d*) `).FindStringSubmatch(changelog); m != nil && len(breaking) > 0 {
-		faults = append(faults, fmt.Errorf("%s is a patch release, and breaks programs: make it a minor release", m[1]))
+	if m := regexp.MustCompile(`(?m)^## (v\d+\.\d+\.[1-9]\d*) `).FindStringSubmatch(changelog); m != nil && len(q.breaking) > 0 {
+		add("%s is a patch release, and breaks programs: make it a minor release", m[1])
 	}
 	return faults
 }
@@ -161,19 +156,17 @@ func (q *question) faults(changelog string, breaking, compatible map[string]stri
 // entries returns the code spans that items of "### Breaking" have before their first
 // colon, and all of "### New API".
 func entries(changelog string) (breaking, fresh []string) {
-	code := regexp.MustCompile("`([^`]+)`")
 	heading := ""
 	for line := range strings.Lines(strings.ReplaceAll(changelog, "\n  ", " ")) {
 		if strings.HasPrefix(line, "#") {
 			heading = strings.TrimSpace(line)
 		}
-		isItem := strings.HasPrefix(line, "- ")
 		names, _, _ := strings.Cut(line, "`: ")
 		for _, m := range code.FindAllStringSubmatch(line, -1) {
 			switch {
 			case heading == "### New API":
 				fresh = append(fresh, m[1])
-			case heading == "### Breaking" && isItem && strings.Contains(names+"`", m[0]):
+			case heading == "### Breaking" && strings.HasPrefix(line, "- ") && strings.Contains(names+"`", m[0]):
 				breaking = append(breaking, m[1])
 			}
 		}

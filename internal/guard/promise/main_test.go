@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/fstest"
 )
 
 // report is what apidiff -m -allow-internal printed for a made-up module.
@@ -48,13 +49,10 @@ func TestChangesAreComparedWithTheChangelog(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
-			for file, text := range map[string]string{"CHANGELOG.md": c.changelog, "linux": c.report, "p/p.go": "package p\n\ntype Alias = in.Base\n"} {
-				if err := os.MkdirAll(filepath.Dir(filepath.Join(root, file)), 0o700); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(filepath.Join(root, file), []byte(text), 0o600); err != nil {
-					t.Fatal(err)
-				}
+			if err := os.CopyFS(root, fstest.MapFS{
+				"CHANGELOG.md": {Data: []byte(c.changelog)}, "linux": {Data: []byte(c.report)}, "p/p.go": {Data: []byte("package p\n\ntype Alias = in.Base\n")},
+			}); err != nil {
+				t.Fatal(err)
 			}
 			q := question{module: "example.com/made", since: "v0.1.0", stale: !c.keepStale, reports: []string{filepath.Join(root, "linux")}}
 			_, err := q.run(root)

@@ -1,16 +1,19 @@
+// Package weight has the least programs with parts of this module, and a test of what they link.
 package weight
 
 import (
 	"debug/buildinfo"
+	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime/debug"
 	"slices"
 	"strconv"
 	"testing"
+
+	"github.com/serviceplane/serviceplane/internal/guard/gocmd"
 )
 
 const document = "../../../docs/EMBEDDING.md"
@@ -24,20 +27,14 @@ func TestWhatAProgramLinks(t *testing.T) {
 	}
 	for _, program := range []string{"internal/guard/weight/kubernetes", "internal/guard/weight/trackers", "internal/guard/weight/engine", "examples/first", "nodeproxy/cmd/nodeproxy"} {
 		binary := filepath.Join(t.TempDir(), "program")
-		build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", binary, "../../../"+program)
-		build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64")
-		if out, err := build.CombinedOutput(); err != nil {
-			t.Fatalf("build %s: %v\n%s", program, err, out)
-		}
-		info, err := buildinfo.ReadFile(binary)
-		if err != nil {
+		_, err := gocmd.Output(t.Context(), "../../..", []string{"CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64"},
+			"go", "build", "-trimpath", "-ldflags=-s -w", "-o", binary, "./"+program)
+		info, errInfo := buildinfo.ReadFile(binary)
+		file, errFile := os.Stat(binary)
+		if err := errors.Join(err, errInfo, errFile); err != nil {
 			t.Fatal(err)
 		}
-		file, err := os.Stat(binary)
-		if err != nil {
-			t.Fatal(err)
-		}
-		info.Deps = slices.DeleteFunc(info.Deps, func(m *debug.Module) bool { return m.Path == "github.com/serviceplane/serviceplane" })
+		info.Deps = slices.DeleteFunc(info.Deps, func(m *debug.Module) bool { return m.Path == gocmd.Module })
 		modules, size := len(info.Deps), float64(file.Size())/1e6
 		row := regexp.MustCompile(fmt.Sprintf(`(?m)^\|.*\]\(\.\./%s\).*\| (\d+) \| ([0-9.]+) MB \|$`, regexp.QuoteMeta(program))).FindSubmatch(read)
 		if row == nil {
