@@ -26,11 +26,10 @@ type proof struct {
 	whole, short form
 }
 
-// form is a command, and how many minutes it takes on two quiet processors.
+// form is a command after settings, as env(1) takes them, and how many minutes it takes on two quiet processors.
 type form struct {
 	minutes float64
-	env     []string
-	argv    []string
+	words   []string
 }
 
 // choice is a proof in one of its forms.
@@ -42,7 +41,7 @@ type choice struct {
 
 // in returns the whole of the proof, or its short form if it has one.
 func (p *proof) in(short bool) choice {
-	if short && p.short.argv != nil {
+	if short && p.short.words != nil {
 		return choice{p, p.short, p.name + " (short)"}
 	}
 	return choice{p, p.whole, p.name}

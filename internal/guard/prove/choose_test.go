@@ -12,7 +12,7 @@ import (
 )
 
 // of returns a command that is there and takes some minutes.
-func of(minutes float64) form { return form{minutes: minutes, argv: []string{"true"}} }
+func of(minutes float64) form { return form{minutes, []string{"true"}} }
 
 // small is a module: program -> engine -> tracker, and the tests of engine import a harness.
 func small() module {
@@ -57,13 +57,10 @@ func TestSees(t *testing.T) {
 		"dependencies, without package": {nil, []string{"hack/x.sh"}, []string{"go.mod"}, false, 0},
 		"nothing":                       {[]string{"./..."}, []string{"hack/"}, nil, false, 0},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p := proof{packages: test.packages, files: test.files}
-			if direct, n := p.sees(small(), test.changed); direct != test.direct || n != test.n {
-				t.Errorf("sees %v: got %v, %d, want %v, %d", test.changed, direct, n, test.direct, test.n)
-			}
-		})
+		p := proof{packages: test.packages, files: test.files}
+		if direct, n := p.sees(small(), test.changed); direct != test.direct || n != test.n {
+			t.Errorf("%s: sees %v: got %v, %d, want %v, %d", name, test.changed, direct, n, test.direct, test.n)
+		}
 	}
 }
 
@@ -91,13 +88,10 @@ func TestChoose(t *testing.T) {
 		"too little for anything":               {[]string{"hack/x.sh"}, 30 * time.Minute, "", "script"},
 		"no more packages, but in more of them": {[]string{"engine/a.go", "program/a.go", "tracker/a.go"}, 7 * time.Minute, "program (short), engine (short)", "both"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			chosen, left := choose(all, small(), test.changed, test.budget)
-			if got := titles(chosen); got != test.want || titles(left) != test.left {
-				t.Errorf("got %q, no room for %q, want %q and %q", got, titles(left), test.want, test.left)
-			}
-		})
+		chosen, left := choose(all, small(), test.changed, test.budget)
+		if got := titles(chosen); got != test.want || titles(left) != test.left {
+			t.Errorf("%s: got %q, no room for %q, want %q and %q", name, got, titles(left), test.want, test.left)
+		}
 	}
 }
 
@@ -152,32 +146,23 @@ func TestNamed(t *testing.T) {
 		"no such":               {[]string{"rice"}, false, "", true},
 		"no pattern":            {[]string{"["}, false, "", true},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got, err := named(all, test.patterns, test.short)
-			if (err != nil) != test.fails || titles(got) != test.want {
-				t.Errorf("got %q, %v, want %q", titles(got), err, test.want)
-			}
-		})
+		got, err := named(all, test.patterns, test.short)
+		if (err != nil) != test.fails || titles(got) != test.want {
+			t.Errorf("%s: got %q, %v, want %q", name, titles(got), err, test.want)
+		}
 	}
 }
 
 func TestParseFlags(t *testing.T) {
 	t.Parallel()
-	for line, fails := range map[string]bool{
-		"":                            false,
-		"-short a b":                  false,
-		"-changed HEAD~1 -budget 10m": false,
-		"-draw -seed 7 -n":            false,
-		"a -short":                    true,
-		"-draw a":                     true,
-		"-draw -changed HEAD":         true,
-		"-unknown":                    true,
-		"-draw -budget 10":            true,
-	} {
-		o, err := parseFlags(strings.Fields(line))
-		if (err != nil) != fails {
-			t.Errorf("%q: got %+v, %v, want an error: %v", line, o, err, fails)
+	for _, right := range []string{"", "-short a b", "-changed HEAD~1 -budget 10m", "-draw -seed 7 -n"} {
+		if o, err := parseFlags(strings.Fields(right)); err != nil {
+			t.Errorf("%q: got %+v, %v, want no error", right, o, err)
+		}
+	}
+	for _, wrong := range []string{"a -short", "-draw a", "-draw -changed HEAD", "-unknown", "-draw -budget 10"} {
+		if o, err := parseFlags(strings.Fields(wrong)); err == nil {
+			t.Errorf("%q: got %+v, want an error", wrong, o)
 		}
 	}
 }

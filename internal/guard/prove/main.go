@@ -155,7 +155,7 @@ func (r *prover) list(all []proof) {
 	rows := []string{"proof\ttakes\tshort\tproves"}
 	for _, p := range all {
 		short := "-"
-		if p.short.argv != nil {
+		if p.short.words != nil {
 			short = fmt.Sprintf("%g min", p.short.minutes)
 		}
 		rows = append(rows, fmt.Sprintf("%s\t%g min\t%s\t%s", p.name, p.whole.minutes, short, strings.TrimSuffix(p.proves, ".")))

@@ -80,44 +80,44 @@ func (r *prover) prove(ctx context.Context, c *choice) (seeds []string, err erro
 		if r.met[n] || n == needsRoot {
 			continue
 		}
-		if _, err := r.command(ctx, nil, "bash", "-c", "set -euo pipefail; source hack/tools.sh; "+string(n)); err != nil {
+		if _, err := r.command(ctx, "bash", "-c", "set -euo pipefail; source hack/tools.sh; "+string(n)); err != nil {
 			return nil, fmt.Errorf("install what it needs, %q: %w", n, err)
 		}
 		r.met[n] = true
 	}
-	env := c.env
+	words := c.words
 	if r.root {
-		env = append([]string{"SERVICEPLANE_REQUIRE_KERNEL=1"}, env...)
+		words = append([]string{"SERVICEPLANE_REQUIRE_KERNEL=1"}, words...)
 	}
-	text, err := r.test(ctx, env, c.argv)
+	text, err := r.test(ctx, words)
 	return seedsIn(text), err
 }
 
 // test runs a command. The output of go test -json is summarized: many packages print too much.
-func (r *prover) test(ctx context.Context, env, argv []string) (text string, err error) {
-	if argv[0] != "go" || argv[1] != "test" {
-		return r.command(ctx, env, argv...)
+func (r *prover) test(ctx context.Context, words []string) (text string, err error) {
+	i := slices.Index(words, "test")
+	if i < 0 {
+		return r.command(ctx, words...)
 	}
 	events, err := os.CreateTemp("", "prove")
 	if err != nil {
 		return "", err
 	}
 	defer func() { err = errors.Join(err, os.Remove(events.Name())) }()
-	command := exec.CommandContext(ctx, "go", append([]string{"test", "-json"}, argv[2:]...)...)
-	command.Env, command.Stdout, command.Stderr = append(os.Environ(), env...), events, events
+	command := exec.CommandContext(ctx, "env", slices.Insert(slices.Clone(words), i+1, "-json")...)
+	command.Stdout, command.Stderr = events, events
 	tested := command.Run()
 	if err := events.Close(); err != nil {
 		return "", err
 	}
-	text, err = r.command(ctx, env, "go", "run", "./internal/guard/summary", events.Name())
+	text, err = r.command(ctx, append(slices.Clone(words[:i-1]), "go", "run", "./internal/guard/summary", events.Name())...)
 	return text, errors.Join(tested, err)
 }
 
-// command runs a program, and returns what it prints.
-func (r *prover) command(ctx context.Context, env []string, argv ...string) (string, error) {
+// command runs a program, after settings, and returns what it prints.
+func (r *prover) command(ctx context.Context, words ...string) (string, error) {
 	var text bytes.Buffer
-	command := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	command.Env = append(os.Environ(), env...)
+	command := exec.CommandContext(ctx, "env", words...)
 	command.Stdout = io.MultiWriter(r.out, &text)
 	command.Stderr = command.Stdout
 	err := command.Run()
@@ -126,12 +126,11 @@ func (r *prover) command(ctx context.Context, env []string, argv ...string) (str
 
 // command returns what runs a form by hand.
 func (f *form) command() string {
-	words := slices.Clone(f.env)
-	for _, word := range f.argv {
+	words := slices.Clone(f.words)
+	for i, word := range words {
 		if strings.ContainsAny(word, "^$|()/*? ") && !strings.HasPrefix(word, "./") && !strings.HasPrefix(word, "hack/") {
-			word = "'" + word + "'"
+			words[i] = "'" + word + "'"
 		}
-		words = append(words, word)
 	}
 	return strings.Join(words, " ")
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 )
@@ -29,31 +28,18 @@ const (
 	seeds = "SERVICEPLANE_HISTORY_SEEDS="
 )
 
-var setting = regexp.MustCompile(`^[A-Z_]+=`) // read-only
-
-// script returns the form with a command, after its settings. Without time or command, there is none.
-func script(minutes float64, line string) form {
+// run returns the form with a command. Without time or command, there is none. A time-out is for what hangs.
+func run(minutes float64, line string) form {
 	if minutes == 0 || line == "" {
 		return form{}
 	}
-	words := strings.Fields(line)
-	n := slices.IndexFunc(words, func(word string) bool { return !setting.MatchString(word) })
-	return form{minutes, words[:n], words[n:]}
-}
-
-// test returns the form with a command of tests: its settings, and what is for go test. A time-out is for what hangs.
-func test(minutes float64, line string) form {
-	f := script(minutes, line)
-	if f.argv != nil {
-		f.argv = append([]string{"go", "test", "-count=1", "-timeout=12h"}, f.argv...)
-	}
-	return f
+	return form{minutes, strings.Fields(strings.Replace(line, "go test", "go test -count=1 -timeout=12h", 1))}
 }
 
 // row returns a proof. It depends on the packages and the script that its commands name.
 func row(name, proves string, needs []need, whole form, short ...form) proof {
 	p := proof{name: name, proves: proves, needs: needs, whole: whole, short: append(short, form{})[0]}
-	return p.on(slices.DeleteFunc(slices.Concat(whole.argv, p.short.argv), func(word string) bool {
+	return p.on(slices.DeleteFunc(slices.Concat(whole.words, p.short.words), func(word string) bool {
 		return !strings.HasPrefix(word, "./") && !strings.HasPrefix(word, "hack/")
 	})...)
 }
@@ -83,43 +69,43 @@ func kernels() (some []proof) {
 		{"5.10", "Linux 5.10, the oldest that is supported"}, {"6.1", "Linux 6.1"}, {"6.12", "Linux 6.12"}, {"newest", "the newest Linux that Debian has"},
 	} {
 		some = append(some, row("kernel-"+k[0], fmt.Sprintf("On %s, the kernel does what the engines ask of it.", k[1]), []need{needsRoot},
-			script(15, "hack/vm/test.sh "+k[0]), script(5, "hack/vm/test.sh -draw 1 "+k[0])).on(on...))
+			run(15, "hack/vm/test.sh "+k[0]), run(5, "hack/vm/test.sh -draw 1 "+k[0])).on(on...))
 	}
 	return append(some,
 		row("kernels-all", "On every kernel, what depends little on the kernel holds too.", []need{needsRoot},
-			script(240, "hack/vm/test.sh -all")).on(on...).on("./nodeproxy", "./internal/refusals"),
+			run(240, "hack/vm/test.sh -all")).on(on...).on("./nodeproxy", "./internal/refusals"),
 		row("kernels-packets", "Packets of every engine fare the same on every kernel: the table of docs/ENGINES.md.", kernel(),
-			script(120, "hack/vm/test.sh -packets")).on(on...),
+			run(120, "hack/vm/test.sh -packets")).on(on...),
 		row("chaos-ipvs", "In mode ipvs, nobody notices that the proxy is killed, stopped or replaced; also when the clock jumps.", []need{needsRoot, git},
-			script(15, "hack/vm/chaos.sh 6.1 -engine=ipvs -for=10m")).on("hack/vm/", "./internal/chaos", "./nodeproxy"))
+			run(15, "hack/vm/chaos.sh 6.1 -engine=ipvs -for=10m")).on("hack/vm/", "./internal/chaos", "./nodeproxy"))
 }
 
 // packets compare what packets do with the rules.
 func packets() []proof {
 	return []proof{
 		row("packets-nftables", "Real packets fare as every rule says with nftables, in every setting.", kernel(),
-			test(4, all+"./nftables -run=^TestPackets")),
+			run(4, all+"go test ./nftables -run=^TestPackets")),
 		row("packets-iptables", "Real packets fare as every rule says with iptables, both variants.", kernel(),
-			test(6, all+"./iptables -run=^TestPackets")),
+			run(6, all+"go test ./iptables -run=^TestPackets")),
 		row("packets-ebpf", "Real packets fare as every rule says with ebpf, in all modes.", kernel(),
-			test(8, all+"./ebpf -run=^TestPackets$")),
+			run(8, all+"go test ./ebpf -run=^TestPackets$")),
 		row("packets-userspace", "Real packets fare as every rule says with userspace, behind both portals and at the node's loopback.", kernel(),
-			test(8, all+"./userspace/... -run=^TestPackets")),
+			run(8, all+"go test ./userspace/... -run=^TestPackets")),
 		row("explanations", "A packet of any kind fares as Explain says, 2,048 for an engine.", kernel(),
-			test(8, all+"./nftables ./iptables ./userspace/... -run=^TestExplainAgrees")),
+			run(8, all+"go test ./nftables ./iptables ./userspace/... -run=^TestExplainAgrees")),
 		row("all-packets", "Every packet that 40 clusters distinguish fares as a second reading of the rules says, also between the commits of a change.", kernel(),
-			test(25, "./internal/allpackets -allpackets.seeds=40"), test(3, "./internal/allpackets -allpackets.seeds=3")),
+			run(25, "go test ./internal/allpackets -allpackets.seeds=40"), run(3, "go test ./internal/allpackets -allpackets.seeds=3")),
 		row("planted-faults", "A test fails for each of the faults planted in trackers, resolver, driver and planners.", kernel(),
-			test(40, "./internal/allpackets -run=^TestPlantedFaults$ -allpackets.plant=."),
-			test(4, "./internal/allpackets -run=^TestPlantedFaults$ -allpackets.plants=3")).on("./desired"),
+			run(40, "go test ./internal/allpackets -run=^TestPlantedFaults$ -allpackets.plant=."),
+			run(4, "go test ./internal/allpackets -run=^TestPlantedFaults$ -allpackets.plants=3")).on("./desired"),
 		row("refusals", "No packet gets through that must be refused.", kernel(),
-			test(30, "./internal/refusals -run=^TestRefusals$ -refusals.full"), test(1.5, "./internal/refusals -run=^TestRefusals$")),
+			run(30, "go test ./internal/refusals -run=^TestRefusals$ -refusals.full"), run(1.5, "go test ./internal/refusals -run=^TestRefusals$")),
 		row("refusals-changes", "While Services change, no packet gets through that was refused before and is refused or forwarded after.", kernel(),
-			test(60, "./internal/refusals -run=^TestNothing -refusals.toggles=100"), test(2, "./internal/refusals -run=^TestNothing -refusals.toggles=2")),
+			run(60, "go test ./internal/refusals -run=^TestNothing -refusals.toggles=100"), run(2, "go test ./internal/refusals -run=^TestNothing -refusals.toggles=2")),
 		row("transitions", "Whatever changes of a Service, no connection and no datagram is lost while an endpoint is right.", kernel(),
-			test(8, all+"./internal/refusals -run=^TestTransitions -refusals.asks=20000"), test(2, "./internal/refusals -run=^TestTransitions")),
+			run(8, all+"go test ./internal/refusals -run=^TestTransitions -refusals.asks=20000"), run(2, "go test ./internal/refusals -run=^TestTransitions")),
 		row("coexistence", "Rules of firewalls, container engines and CNI plugins stay, and packets fare beside them.", kernel(foreign),
-			test(4, all+"./internal/coexistence"), test(2, "./internal/coexistence")).on("hack/foreign.sh"),
+			run(4, all+"go test ./internal/coexistence"), run(2, "go test ./internal/coexistence")).on("hack/foreign.sh"),
 	}
 }
 
@@ -138,25 +124,25 @@ func histories() (some []proof) {
 	} {
 		some = append(some,
 			row("histories-"+h.engine, fmt.Sprintf("After any history with failed calls, deaths and damage, %s programs what a new process would.", h.engine), kernel(),
-				test(h.whole, seeds+"2000 "+h.folder+" -run=^TestHistories$"), test(h.short, seeds+h.few+h.folder+" -run=^TestHistories$")),
+				run(h.whole, seeds+"2000 "+"go test "+h.folder+" -run=^TestHistories$"), run(h.short, seeds+h.few+"go test "+h.folder+" -run=^TestHistories$")),
 			row("calls-"+h.engine, fmt.Sprintf("Each call of %s in a change and in a first sync may fail in each way.", h.engine), kernel(),
-				test(h.calls, seeds+"1 "+h.folder+" -run=^TestEachCallOfAHistory$"), test(h.someCalls, h.folder+" -run=^TestEachCallOfAHistory$")),
+				run(h.calls, seeds+"1 "+"go test "+h.folder+" -run=^TestEachCallOfAHistory$"), run(h.someCalls, "go test "+h.folder+" -run=^TestEachCallOfAHistory$")),
 			row("bugs-"+h.engine, fmt.Sprintf("The histories of %s catch each of twelve planted bugs.", h.engine), kernel(),
-				test(h.bugs, seeds+"1 "+h.folder+" -run=^TestHistoriesCatchPlantedBugs$"), test(h.oneBug, h.folder+" -run=^TestHistoriesCatchPlantedBugs$")))
+				run(h.bugs, seeds+"1 "+"go test "+h.folder+" -run=^TestHistoriesCatchPlantedBugs$"), run(h.oneBug, "go test "+h.folder+" -run=^TestHistoriesCatchPlantedBugs$")))
 	}
-	const modes, versions = "./proxiertest/history -run=^TestModesChange$", "./informer ./nftables -run=^(TestANodeHasWhatItSays|TestTheKernelHasWhatTheNodeSays)$"
+	const modes, versions = "go test ./proxiertest/history -run=^TestModesChange$", "go test ./informer ./nftables -run=^(TestANodeHasWhatItSays|TestTheKernelHasWhatTheNodeSays)$"
 	return append(some,
 		row("histories-modes", "When processes of different modes follow each other, the last one's rules are right, and nothing is left of the others.", kernel(),
-			test(6, seeds+"200 "+modes), test(1, seeds+"40 "+modes)),
+			run(6, seeds+"200 "+modes), run(1, seeds+"40 "+modes)),
 		row("histories-pure", "Trackers, tables and the oracle agree after any history; every short history of a virtual server keeps the laws.", kernel(),
-			test(3, all+"./changetracker ./desired ./ipvs ./internal/nftables -run=^(TestAnyHistory|TestRandomHistories|TestEveryHistory)")),
+			run(3, all+"go test ./changetracker ./desired ./ipvs ./internal/nftables -run=^(TestAnyHistory|TestRandomHistories|TestEveryHistory)")),
 		row("versions", "What a node says to have programmed is in its kernel, whatever fails, over HTTP with an API server.", kernel(),
-			test(5, seeds+"100 "+versions), test(0.5, versions)))
+			run(5, seeds+"100 "+versions), run(0.5, versions)))
 }
 
 // races run every test with a kernel under the race detector.
 func races() (some []proof) {
-	const few = seeds + "20 -race -run=^TestHistories$ "
+	const few = seeds + "20 go test -race -run=^TestHistories$ "
 	const rest = "./canary/... ./conntrack ./endpointhealth ./hybrid ./nodedeps ./packettrace ./proxier ./proxiertest ./proxiertest/history" +
 		" ./internal/allpackets ./internal/chaos ./internal/coexistence ./internal/growth ./internal/guard ./internal/hostile ./internal/jhash" +
 		" ./internal/namespace ./internal/netlinkx ./internal/netns ./internal/packetcost ./internal/refusals ./internal/soak"
@@ -172,10 +158,10 @@ func races() (some []proof) {
 		{"ebpf", "ebpf", 12, "./ebpf ./internal/bpfx", few + "./ebpf", nil},
 		{"userspace", "userspace", 15, "./userspace/...", few + "./userspace/...", nil},
 		{"examples", "the examples", 25, "./examples/... ./nodeproxy ./docs", "", []need{browser}},
-		{"rest", "other packages with a kernel", 25, rest, "-race ./canary/... ./conntrack ./endpointhealth ./hybrid ./proxier ./internal/netlinkx", []need{foreign}},
+		{"rest", "other packages with a kernel", 25, rest, "go test -race ./canary/... ./conntrack ./endpointhealth ./hybrid ./proxier ./internal/netlinkx", []need{foreign}},
 	} {
 		some = append(some, row("race-"+r.name, "The race detector finds nothing in the tests of "+r.title+".",
-			kernel(append(r.needs, bpftool, compiler)...), test(r.minutes, "-race "+r.packages), test(4, r.short)))
+			kernel(append(r.needs, bpftool, compiler)...), run(r.minutes, "go test -race "+r.packages), run(4, r.short)))
 	}
 	return some
 }
@@ -184,37 +170,37 @@ func races() (some []proof) {
 func clusters() []proof {
 	return []proof{
 		row("cluster", "In 10,000 clusters whose API server, watches and kernels fail, every node ends with what the API server has, in time.", nil,
-			test(4, "./internal/cluster -run=^TestSeeds$ -seeds=10000"), test(1, "./internal/cluster -run=^TestSeeds$ -budget=50s")),
+			run(4, "go test ./internal/cluster -run=^TestSeeds$ -seeds=10000"), run(1, "go test ./internal/cluster -run=^TestSeeds$ -budget=50s")),
 		row("cluster-large", "1,000 nodes with faults follow in time.", nil,
-			test(3, "./internal/cluster -run=^TestLarge$ -nodes=1000 -seed=1")),
+			run(3, "go test ./internal/cluster -run=^TestLarge$ -nodes=1000 -seed=1")),
 		row("hostile", "Every object at the limits of the API server costs no more than SECURITY.md says.", kernel(),
-			test(15, "./internal/hostile -hostile.objects=100"), test(2, "./internal/hostile -hostile.objects=3")),
+			run(15, "go test ./internal/hostile -hostile.objects=100"), run(2, "go test ./internal/hostile -hostile.objects=3")),
 		row("growth", "Twice the input takes no more than about twice the time, whatever reads, plans, writes or answers.", kernel(),
-			test(1, all+"./internal/growth")),
+			run(1, all+"go test ./internal/growth")),
 		row("messages", "Whichever message to nf_tables fails, the next full sync makes up for it.", kernel(),
-			test(2, all+"./internal/nftables -run=^TestAnyFailedMessage")),
+			run(2, all+"go test ./internal/nftables -run=^TestAnyFailedMessage")),
 	}
 }
 
 // nodes run the whole program, or one engine for long.
 func nodes() []proof {
-	const closings = "-race ./internal/bpfx -run=^TestNoDescriptorIsClosedTwice$ -bpfx.closings="
+	const closings = "go test -race ./internal/bpfx -run=^TestNoDescriptorIsClosedTwice$ -bpfx.closings="
 	return []proof{
 		row("chaos", "Nobody notices that the proxy is killed, stopped, replaced or configured anew.", kernel(git),
-			test(35, "./internal/chaos -for=30m"), test(3, "./internal/chaos")).on("./nodeproxy"),
+			run(35, "go test ./internal/chaos -for=30m"), run(3, "go test ./internal/chaos")).on("./nodeproxy"),
 		row("descriptors", "A proxy that may open no more descriptors says so, and goes on when it may.", kernel(),
-			test(3, "./nodeproxy -run=^TestEachDescriptor")),
+			run(3, "go test ./nodeproxy -run=^TestEachDescriptor")),
 		row("files", "A proxy whose files and programs are gone, full, read-only or broken goes on, and restores all when it ends.", kernel(),
-			test(3, "./nodeproxy -run=^TestFaultsOfFiles$ -filefaults.all"), test(1, "./nodeproxy -run=^TestFaultsOfFiles$")),
+			run(3, "go test ./nodeproxy -run=^TestFaultsOfFiles$ -filefaults.all"), run(1, "go test ./nodeproxy -run=^TestFaultsOfFiles$")),
 		row("soak", "However many objects come, change and go, memory, descriptors and kernel objects end where they began.", kernel(),
-			test(40, "./internal/soak -services=200 -events=20000 -at-once=100"), test(2, "./internal/soak")),
+			run(40, "go test ./internal/soak -services=200 -events=20000 -at-once=100"), run(2, "go test ./internal/soak")),
 		row("connections", "200,000 short connections through userspace leave no descriptor, goroutine or memory.", nil,
-			test(1, "SERVICEPLANE_SOAK=1 ./userspace -run=^TestShortConnectionsLeaveNothing$")),
+			run(1, "SERVICEPLANE_SOAK=1 go test ./userspace -run=^TestShortConnectionsLeaveNothing$")),
 		row("torn", "No socket of ebpf sees a half-published set of endpoints.", kernel(),
-			test(20, "./ebpf -run=^TestNoStateIsTorn$ -torn.connects=1000000"), test(2, "./ebpf -run=^TestNoStateIsTorn$ -torn.connects=100000")),
+			run(20, "go test ./ebpf -run=^TestNoStateIsTorn$ -torn.connects=1000000"), run(2, "go test ./ebpf -run=^TestNoStateIsTorn$ -torn.connects=100000")),
 		row("deaths", "Whatever step a process of ebpf dies at, the next one is right and leaves nothing.", kernel(),
-			test(10, "./ebpf -run=^TestDeathAtEachStep -deaths.every=1"), test(2, "./ebpf -run=^TestDeathAtEachStep")),
-		row("closings", "No descriptor of a BPF object is closed twice.", kernel(compiler), test(15, closings+"10000000"), test(2, closings+"500000")),
+			run(10, "go test ./ebpf -run=^TestDeathAtEachStep -deaths.every=1"), run(2, "go test ./ebpf -run=^TestDeathAtEachStep")),
+		row("closings", "No descriptor of a BPF object is closed twice.", kernel(compiler), run(15, closings+"10000000"), run(2, closings+"500000")),
 	}
 }
 
@@ -222,18 +208,18 @@ func nodes() []proof {
 func builds() []proof {
 	return []proof{
 		row("fuzz", "No input crashes a parser or what takes objects, or makes two readings differ.", nil,
-			script(90, "FUZZTIME=1m hack/fuzz.sh"), script(3, "FUZZTIME=5s FUZZ_FOLDERS=2 hack/fuzz.sh")).on("./..."),
+			run(90, "FUZZTIME=1m hack/fuzz.sh"), run(3, "FUZZTIME=5s FUZZ_FOLDERS=2 hack/fuzz.sh")).on("./..."),
 		row("benchmarks", "Every benchmark works, and docs/PERFORMANCE.md shows the figures that do not depend on the machine.", kernel(nginx),
-			script(8, "hack/bench.sh -check")).on("./...", "docs/benchmarks.txt", "docs/PERFORMANCE.md"),
+			run(8, "hack/bench.sh -check")).on("./...", "docs/benchmarks.txt", "docs/PERFORMANCE.md"),
 		row("supplychain", "Two builds of nodeproxy have the same bytes, its SBOM names every module, and all licences are allowed.", []need{git},
-			script(2, "hack/supplychain.sh")).on("./nodeproxy", "hack/supplychain/", "nodeproxy/deploy/"),
+			run(2, "hack/supplychain.sh")).on("./nodeproxy", "hack/supplychain/", "nodeproxy/deploy/"),
 		row("bpf", "The BPF programs are those of their source.", []need{needsRoot, git},
-			script(1, "hack/ebpf.sh -check")).on("ebpf/bpf/", "ebpf/*.o"),
+			run(1, "hack/ebpf.sh -check")).on("ebpf/bpf/", "ebpf/*.o"),
 		row("api", "The API on Linux, macOS and Windows differs from the last release only by what CHANGELOG.md says.", []need{git, "need_apidiff"},
-			script(3, "SERVICEPLANE_REQUIRE_APIDIFF=1 hack/api.sh")).on("./...", "CHANGELOG.md"),
+			run(3, "SERVICEPLANE_REQUIRE_APIDIFF=1 hack/api.sh")).on("./...", "CHANGELOG.md"),
 		row("platforms", "Everything compiles on macOS, portable packages on Windows, and engines on arm64.", nil,
-			script(5, "hack/platforms.sh")).on("./..."),
+			run(5, "hack/platforms.sh")).on("./..."),
 		row("gate-busy", "The gate passes ten times beside four busy loops.", []need{needsRoot},
-			script(300, "hack/busy.sh")).on("hack/test.sh"),
+			run(300, "hack/busy.sh")).on("hack/test.sh"),
 	}
 }

@@ -49,7 +49,7 @@ func TestTable(t *testing.T) {
 				t.Errorf("%s: %s: %s", p.name, f.command(), fault)
 			}
 		}
-		if p.whole.argv == nil || p.short.argv != nil && p.short.minutes >= p.whole.minutes {
+		if p.whole.words == nil || p.short.words != nil && p.short.minutes >= p.whole.minutes || p.whole.minutes < 0 || p.short.minutes < 0 {
 			t.Errorf("%s takes %g minutes, and %g short: want a whole form, and a shorter short one or none", p.name, p.whole.minutes, p.short.minutes)
 		}
 	}
@@ -63,20 +63,18 @@ var (
 
 // faults says what is wrong with a command.
 func (f *form) faults(m module) (faults []string) {
-	if f.argv == nil {
+	i := slices.IndexFunc(f.words, func(word string) bool { return !strings.Contains(word, "=") })
+	if i < 0 {
 		return nil
 	}
-	if f.minutes <= 0 {
-		faults = append(faults, "want an estimate")
-	}
-	if f.argv[0] != "go" {
-		if info, err := os.Stat(f.argv[0]); err != nil || info.Mode()&0o111 == 0 {
+	if f.words[i] != "go" {
+		if info, err := os.Stat(f.words[i]); err != nil || info.Mode()&0o111 == 0 {
 			faults = append(faults, fmt.Sprintf("no such script (%v)", err))
 		}
 		return faults
 	}
 	var tests strings.Builder
-	for _, folder := range m.match(slices.DeleteFunc(slices.Clone(f.argv), func(word string) bool { return !strings.HasPrefix(word, "./") })) {
+	for _, folder := range m.match(slices.DeleteFunc(slices.Clone(f.words), func(word string) bool { return !strings.HasPrefix(word, "./") })) {
 		files, _ := filepath.Glob(folder + "/*_test.go")
 		for _, file := range files {
 			text, err := os.ReadFile(file)
@@ -86,7 +84,7 @@ func (f *form) faults(m module) (faults []string) {
 			}
 		}
 	}
-	for _, word := range f.argv[2:] {
+	for _, word := range f.words[i+2:] {
 		if named := runFlag.FindStringSubmatch(word); named != nil {
 			for name := range strings.SplitSeq(named[1], "|") {
 				if !strings.Contains(tests.String(), "\nfunc "+name) {
@@ -176,7 +174,7 @@ func TestRun(t *testing.T) {
 	count := path.Join(t.TempDir(), "count")
 	install := need("echo once >>" + count)
 	sh := func(name, script string, needs ...need) choice {
-		return choice{&proof{needs: needs}, form{1, []string{"VALUE=7"}, []string{"sh", "-c", script}}, name}
+		return choice{&proof{needs: needs}, form{1, []string{"VALUE=7", "sh", "-c", script}}, name}
 	}
 	var out strings.Builder
 	r := &prover{out: &out, met: map[need]bool{}}
