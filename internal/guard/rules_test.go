@@ -18,7 +18,7 @@ func TestRules(t *testing.T) {
 	for _, m := range regexp.MustCompile(`(?m)^\| ([A-Z]+-\d+) \|`).FindAllStringSubmatch(documents.Read(t, root, "RULES.md")["docs/RULES.md"], -1) {
 		rows = append(rows, m[1])
 	}
-	if !slices.IsSorted(rows) || len(slices.Compact(slices.Clone(rows))) != len(rows) {
+	if !slices.Equal(rows, slices.Compact(slices.Sorted(slices.Values(rows)))) {
 		t.Errorf("docs/RULES.md is not sorted, or has a code twice: %q", rows)
 	}
 	tested := map[string]bool{}

@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strings"
 
 	"github.com/serviceplane/serviceplane/internal/guard/gocmd"
 )
@@ -25,31 +24,26 @@ func main() {
 	}
 }
 
-// columns are the data planes, and which tests are theirs, with the last part of their package's path.
-var columns = []struct{ title, tests string }{ // read-only
-	{"nftables", "nftables/TestPackets"},
-	{"iptables, nft", "iptables/TestPacketsWithNFT"},
-	{"iptables, legacy", "iptables/TestPacketsWithLegacy"},
-	{"ebpf", "ebpf/TestPackets"},
-	{"ipvs", "ipvs/(TestPackets|TestAffinityEndsAfterItsTimeout)"},
-	{"userspace behind nftables", "userspace/TestPacketsWithNFTables"},
-	{"userspace behind iptables", "userspace/TestPacketsWithIPTables"},
+const head = `| Linux | nftables | iptables, nft | iptables, legacy | ebpf | ipvs | userspace behind nftables | userspace behind iptables |
+|---|--:|--:|--:|--:|--:|--:|--:|
+`
+
+// columns are the tests of each data plane, with the last part of their package's path.
+var columns = []string{ // read-only
+	"nftables/TestPackets", "iptables/TestPacketsWithNFT", "iptables/TestPacketsWithLegacy", "ebpf/TestPackets",
+	"ipvs/(TestPackets|TestAffinityEndsAfterItsTimeout)", "userspace/TestPacketsWithNFTables", "userspace/TestPacketsWithIPTables",
 }
 
 func run(folders []string, w io.Writer) error {
-	table, total := "| Linux |", counts{}
-	for _, c := range columns {
-		table += " " + c.title + " |"
-	}
-	table += "\n|---|" + strings.Repeat("--:|", len(columns)) + "\n"
+	table, total := head, counts{}
 	for _, folder := range folders {
 		last, err := read(folder)
 		if err != nil {
 			return err
 		}
 		table += "| " + filepath.Base(folder) + " |"
-		for _, c := range columns {
-			n := count(last, regexp.MustCompile("^"+c.tests+"(/|$)"))
+		for _, tests := range columns {
+			n := count(last, regexp.MustCompile("^"+tests+"(/|$)"))
 			total = counts{total.passed + n.passed, total.failed + n.failed, total.skipped + n.skipped}
 			table += " " + n.String() + " |"
 		}

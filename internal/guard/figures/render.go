@@ -94,17 +94,11 @@ func (r *row) cell(c *column, b *benchmarks) (text, command string, err error) {
 	return "–", "", nil
 }
 
-// nanoseconds converts a value whose unit is one of time.
-func nanoseconds(value float64, unit string) (ns float64, ok bool) {
-	kind, _, _ := strings.Cut(unit[strings.LastIndexByte(unit, '-')+1:], "/")
-	factor, ok := map[string]float64{"ns": 1, "µs": 1e3, "ms": 1e6}[kind]
-	return value * factor, ok
-}
-
 // show formats a value: counts exactly, anything else with two significant digits.
 func show(value float64, unit string) string {
-	if ns, ok := nanoseconds(value, unit); ok {
-		return inSteps(ns, "ns", "µs", "ms", "s")
+	kind, _, _ := strings.Cut(unit[strings.LastIndexByte(unit, '-')+1:], "/")
+	if ns := map[string]float64{"ns": 1, "µs": 1e3, "ms": 1e6}[kind]; ns != 0 {
+		return inSteps(value*ns, "ns", "µs", "ms", "s")
 	}
 	switch {
 	case unit == "B/op" || strings.HasPrefix(unit, "bytes/"):

@@ -107,7 +107,10 @@ func (p *proof) sees(m module, changed []string) (direct bool, n int) {
 	for _, file := range changed {
 		folder := m.owner(file)
 		switch {
-		case slices.ContainsFunc(p.files, func(pattern string) bool { return matches(pattern, file) }):
+		case slices.ContainsFunc(p.files, func(pattern string) bool {
+			ok, err := path.Match(pattern, file) // a test tries each pattern
+			return ok && err == nil || strings.HasSuffix(pattern, "/") && strings.HasPrefix(file, pattern)
+		}):
 			direct, seen[file] = true, true
 		case file == "go.mod" || file == "go.sum":
 			if len(own) > 0 {
@@ -121,14 +124,6 @@ func (p *proof) sees(m module, changed []string) (direct bool, n int) {
 		}
 	}
 	return direct, len(seen)
-}
-
-func matches(pattern, file string) bool {
-	if strings.HasSuffix(pattern, "/") {
-		return strings.HasPrefix(file, pattern)
-	}
-	ok, err := path.Match(pattern, file)
-	return ok && err == nil // a test tries each pattern
 }
 
 // module has the packages of the repository, by folder.
