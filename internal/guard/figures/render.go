@@ -77,12 +77,12 @@ func (r *row) cell(c *column, b *benchmarks) (text, command string, err error) {
 	if r.none != "" && strings.HasPrefix(c.place, r.none) {
 		return "–", "", nil
 	}
-	name := strings.ReplaceAll(r.benchmark, "*", c.place)
+	name, own, _ := strings.Cut(strings.ReplaceAll(r.benchmark, "*", c.place), " ")
 	found := b.results[name]
 	if found == nil {
 		return "", "", fmt.Errorf("no benchmark %s: %s, or correct tables.go", name, remeasure)
 	}
-	for unit := range strings.FieldsSeq(strings.ReplaceAll(c.units, "*", r.unit)) {
+	for unit := range strings.FieldsSeq(strings.ReplaceAll(c.units, "*", own)) {
 		if value, ok := found.metric(unit); ok {
 			text = show(value, unit)
 			if floor, ok := found.metric("floor-ms"); ok && unit == "ms" {

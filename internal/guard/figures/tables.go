@@ -23,8 +23,7 @@ type column struct {
 // row is one case. Sizes in braces are taken from the benchmark's name.
 type row struct {
 	what      string
-	benchmark string
-	unit      string
+	benchmark string // and the unit, after a space, if columns ask for it
 	none      string // the place of a column that has no such benchmark
 }
 
@@ -40,6 +39,7 @@ const (
 
 	onMemory     = "nodeproxy.BenchmarkMemory/N=10000/E=10/streamed=*"
 	onSocketMaps = "ebpf.BenchmarkSockets/N=*/E=10/"
+	onProxies    = "userspace.BenchmarkProxies/"
 	onEvents     = "nodeproxy.BenchmarkEventToPacket"
 )
 
@@ -110,15 +110,15 @@ var tables = []table{ // read-only
 		"UDP request", "", "udp-ms", "throughput", "", "MB/s", "datagrams a second", "", "packet/s", "first packet, CPU time", "", "first-ms"), packets()},
 	{"sockets", "ebpf, IPv4, 10 endpoints of each Service", columns(
 		"10,000 Services", "10000", "*", "30,000", "30000", "*", "100,000", "100000", "*"), []row{
-		{what: "first sync: what sockets add", benchmark: onSocketMaps + "first", unit: "ms"},
-		{what: "first sync: the rules below", benchmark: onSocketMaps + "first", unit: "rules-ms"},
-		{what: "restart, nothing changed: what sockets add", benchmark: onSocketMaps + "restart", unit: "ms"},
-		{what: "restart: the rules below", benchmark: onSocketMaps + "restart", unit: "rules-ms"},
-		{what: "restart: what is written to maps", benchmark: onSocketMaps + "restart", unit: "writes"},
-		{what: "one endpoint replaced, in the maps", benchmark: onSocketMaps + "replaced=1", unit: "ns/change"},
-		{what: "memory of the maps, all counted", benchmark: onSocketMaps + "memory", unit: "maps-MiB"},
-		{what: "connect(2): the program", benchmark: onSocketMaps + "hook", unit: "ns/connect"},
-		{what: "the same with RealPeer", benchmark: onSocketMaps + "hook/real-peer", unit: "ns/connect"},
+		{what: "first sync: what sockets add", benchmark: onSocketMaps + "first ms"},
+		{what: "first sync: the rules below", benchmark: onSocketMaps + "first rules-ms"},
+		{what: "restart, nothing changed: what sockets add", benchmark: onSocketMaps + "restart ms"},
+		{what: "restart: the rules below", benchmark: onSocketMaps + "restart rules-ms"},
+		{what: "restart: what is written to maps", benchmark: onSocketMaps + "restart writes"},
+		{what: "one endpoint replaced, in the maps", benchmark: onSocketMaps + "replaced=1 ns/change"},
+		{what: "memory of the maps, all counted", benchmark: onSocketMaps + "memory maps-MiB"},
+		{what: "connect(2): the program", benchmark: onSocketMaps + "hook ns/connect"},
+		{what: "the same with RealPeer", benchmark: onSocketMaps + "hook/real-peer ns/connect"},
 	}},
 	{"forwarded", "ebpf, fast path", columns(
 		"rules", "", "rules-ns/packet", "fast path", "", "forward-ns/packet", "with `Forward.Peer`", "", "peer-ns/packet",
@@ -126,13 +126,10 @@ var tables = []table{ // read-only
 		"with `Forward.Peer` / rules", "", "peer/rules"), []row{{what: "a datagram of an established flow", benchmark: "ebpf.BenchmarkForward"}}},
 	{"proxies", "userspace", columns(
 		"no proxy", "", "direct-*", "bare splice(2)", "", "limit-*", "serviceplane", "", "ours-*", "nginx, 1 worker", "", "nginx-*",
-		"nginx, 2 workers", "", "nginx2-*", "serviceplane / nginx, 1 worker", "", "ours/nginx"), []row{
-		{what: "throughput of one connection", benchmark: "userspace.BenchmarkProxies/throughput", unit: "MB/s"},
-		{what: "connections a second, {clients} clients", benchmark: "userspace.BenchmarkProxies/connections/clients=16", unit: "conn/s"},
-		{what: "connections a second, {clients} clients", benchmark: "userspace.BenchmarkProxies/connections/clients=64", unit: "conn/s"},
-		{what: "CPU time of a connection, {clients} clients", benchmark: "userspace.BenchmarkProxies/connections/clients=16", unit: "cpu-µs/conn"},
-		{what: "CPU time of a connection, {clients} clients", benchmark: "userspace.BenchmarkProxies/connections/clients=64", unit: "cpu-µs/conn"},
-	}},
+		"nginx, 2 workers", "", "nginx2-*", "serviceplane / nginx, 1 worker", "", "ours/nginx"), slices.Concat(
+		[]row{{what: "throughput of one connection", benchmark: onProxies + "throughput MB/s"}},
+		each("connections a second, {clients} clients", onProxies+"connections/clients=# conn/s", "16", "64"),
+		each("CPU time of a connection, {clients} clients", onProxies+"connections/clients=# cpu-µs/conn", "16", "64"))},
 	{"counting", "", columns(
 		"without counts", "off", "off-cpu-ms off-cpu-ns/packet off-cpu-ns/end own-ms",
 		"with counts", "on", "cpu-ms cpu-ns/packet cpu-ns/end cpu-ms/reading own-ms ns/op"), []row{
@@ -158,11 +155,11 @@ var tables = []table{ // read-only
 		{what: "the first page after a change", benchmark: "debughttp.BenchmarkServices/N=30000/changed"},
 	}},
 	{"memory", "nodeproxy among 10,000 Services × 10 endpoints", columns("lists as streams", "true", "*", "lists whole", "false", "*"), []row{
-		{what: "after the first sync", benchmark: onMemory, unit: "rest-MiB"},
-		{what: "at most, during it", benchmark: onMemory, unit: "peak-MiB"},
-		{what: "at most, after 1,000 changes a second for 30 s", benchmark: onMemory, unit: "churn-MiB"},
-		{what: "CPU time of these changes", benchmark: onMemory, unit: "%core"},
-		{what: "of it for collections of garbage", benchmark: onMemory, unit: "gc-%core"},
+		{what: "after the first sync", benchmark: onMemory + " rest-MiB"},
+		{what: "at most, during it", benchmark: onMemory + " peak-MiB"},
+		{what: "at most, after 1,000 changes a second for 30 s", benchmark: onMemory + " churn-MiB"},
+		{what: "CPU time of these changes", benchmark: onMemory + " %core"},
+		{what: "of it for collections of garbage", benchmark: onMemory + " gc-%core"},
 	}},
 	{"parts", "", columns("time", "", "%core "+times, "memory", "", "bytes/client bytes/service B/op", "allocations", "", allocs), []row{
 		{what: "tracking: one endpoint of {E} flipped", benchmark: "changetracker.BenchmarkFlipOneEndpoint/E=5000"},
