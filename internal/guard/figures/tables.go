@@ -69,29 +69,18 @@ var tables = []table{ // read-only
 		"iptables: lines", onLegacy, "writes", "allocations", onLegacy, allocs, "ipvs: messages", onIPVS, "messages", "allocations", onIPVS, allocs,
 		"userspace: allocations", onSockets, allocs), syncs},
 	{"sizes", "nftables: time (floor)", columns(
-		"1,000 Services", "1000", sizes, "5,000", "5000", sizes, "10,000", "10000", sizes, "30,000", "30000", sizes), []row{
-		{what: "first sync, {E} endpoints each", benchmark: onSizes + "first"},
-		{what: "one endpoint replaced", benchmark: onSizes + "replaced=1"},
-		{what: "full sync, nothing changed", benchmark: onSizes + "full"},
-		{what: "restart on the populated kernel", benchmark: onSizes + "restart"},
-		{what: "the table deleted by another program, all of it restored", benchmark: onSizes + "deleted"},
-		{what: "longest wait of another writer during the first sync", benchmark: onSizes + "wait"},
-		{what: "live heap afterwards, without the informers' objects", benchmark: onSizes + "heap"},
-	}},
-	{"waits", "nftables", columns("time (floor)", "", times, "CPU time", "", cpus), []row{
-		{what: "first sync of {N} Services × {E} endpoints", benchmark: onNFTables + "/N=5000/E=50/first"},
-		{what: "first sync of {N} Services × {E} endpoints", benchmark: onNFTables + "/N=45000/E=2/first"},
-		{what: "an important Service answers while {N} are loaded", benchmark: onNFTables + "/N=10000/E=10/important"},
-		{what: "a lone change among {N} Services is in the kernel, 99th percentile", benchmark: onNFTables + "/N=10000/E=10/lone"},
-		{what: "{rate} changes a second for {seconds} s among {N} Services, 99th percentile", benchmark: onNFTables + "/N=10000/E=10/sustained/rate=1000/seconds=60"},
-	}},
-	{"large", "nftables", columns("time (floor)", "", sizes), []row{
-		{what: "first sync of {N} Services × {E} endpoints", benchmark: "internal/nftables.BenchmarkLarge/N=100000/E=10/first"},
-		{what: "one endpoint replaced", benchmark: "internal/nftables.BenchmarkLarge/N=100000/E=10/replaced=1"},
-		{what: "full sync, nothing changed", benchmark: "internal/nftables.BenchmarkLarge/N=100000/E=10/full"},
-		{what: "restart on the populated kernel", benchmark: "internal/nftables.BenchmarkLarge/N=100000/E=10/restart"},
-		{what: "live heap afterwards, without the informers' objects", benchmark: "internal/nftables.BenchmarkLarge/N=100000/E=10/heap"},
-	}},
+		"1,000 Services", "1000", sizes, "5,000", "5000", sizes, "10,000", "10000", sizes, "30,000", "30000", sizes), under(onSizes,
+		"first", "first sync, {E} endpoints each", "replaced=1", "one endpoint replaced", "full", "full sync, nothing changed",
+		"restart", "restart on the populated kernel", "deleted", "the table deleted by another program, all of it restored",
+		"wait", "longest wait of another writer during the first sync", "heap", "live heap afterwards, without the informers' objects")},
+	{"waits", "nftables", columns("time (floor)", "", times, "CPU time", "", cpus), under(onNFTables+"/",
+		"N=5000/E=50/first", "first sync of {N} Services × {E} endpoints", "N=45000/E=2/first", "first sync of {N} Services × {E} endpoints",
+		"N=10000/E=10/important", "an important Service answers while {N} are loaded",
+		"N=10000/E=10/lone", "a lone change among {N} Services is in the kernel, 99th percentile",
+		"N=10000/E=10/sustained/rate=1000/seconds=60", "{rate} changes a second for {seconds} s among {N} Services, 99th percentile")},
+	{"large", "nftables", columns("time (floor)", "", sizes), under("internal/nftables.BenchmarkLarge/N=100000/E=10/",
+		"first", "first sync of {N} Services × {E} endpoints", "replaced=1", "one endpoint replaced", "full", "full sync, nothing changed",
+		"restart", "restart on the populated kernel", "heap", "live heap afterwards, without the informers' objects")},
 	{"huge", "one endpoint of a Service flips", columns(
 		"100 endpoints", "100", times, "5,000", "5000", times, "memory", "5000", "B/op", "50,000", "50000", times, "memory", "50000", "B/op"), []row{
 		{what: "tracking, slices of 100", benchmark: "changetracker.BenchmarkFlipOneEndpoint/E=*"},
@@ -109,17 +98,12 @@ var tables = []table{ // read-only
 		"load balancer", "", "connect-load-balancer-ms", "TCP request", "", "rr-ms", "connection with a request", "", "crr-ms",
 		"UDP request", "", "udp-ms", "throughput", "", "MB/s", "datagrams a second", "", "packet/s", "first packet, CPU time", "", "first-ms"), packets()},
 	{"sockets", "ebpf, IPv4, 10 endpoints of each Service", columns(
-		"10,000 Services", "10000", "*", "30,000", "30000", "*", "100,000", "100000", "*"), []row{
-		{what: "first sync: what sockets add", benchmark: onSocketMaps + "first ms"},
-		{what: "first sync: the rules below", benchmark: onSocketMaps + "first rules-ms"},
-		{what: "restart, nothing changed: what sockets add", benchmark: onSocketMaps + "restart ms"},
-		{what: "restart: the rules below", benchmark: onSocketMaps + "restart rules-ms"},
-		{what: "restart: what is written to maps", benchmark: onSocketMaps + "restart writes"},
-		{what: "one endpoint replaced, in the maps", benchmark: onSocketMaps + "replaced=1 ns/change"},
-		{what: "memory of the maps, all counted", benchmark: onSocketMaps + "memory maps-MiB"},
-		{what: "connect(2): the program", benchmark: onSocketMaps + "hook ns/connect"},
-		{what: "the same with RealPeer", benchmark: onSocketMaps + "hook/real-peer ns/connect"},
-	}},
+		"10,000 Services", "10000", "*", "30,000", "30000", "*", "100,000", "100000", "*"), under(onSocketMaps,
+		"first ms", "first sync: what sockets add", "first rules-ms", "first sync: the rules below",
+		"restart ms", "restart, nothing changed: what sockets add", "restart rules-ms", "restart: the rules below",
+		"restart writes", "restart: what is written to maps", "replaced=1 ns/change", "one endpoint replaced, in the maps",
+		"memory maps-MiB", "memory of the maps, all counted", "hook ns/connect", "connect(2): the program",
+		"hook/real-peer ns/connect", "the same with RealPeer")},
 	{"forwarded", "ebpf, fast path", columns(
 		"rules", "", "rules-ns/packet", "fast path", "", "forward-ns/packet", "with `Forward.Peer`", "", "peer-ns/packet",
 		"routed, no Service", "", "routed-ns/packet", "the frame alone", "", "frame-ns/packet", "fast path / rules", "", "forward/rules",
@@ -144,23 +128,13 @@ var tables = []table{ // read-only
 		{what: "traffic: reading {flows} open connections, CPU time", benchmark: "conntrack.BenchmarkTraffic/flows=100000"},
 		{what: "traffic: a connection that ends, CPU time with the kernel's", benchmark: "conntrack.BenchmarkTraffic/ends"},
 	}},
-	{"lists", "", columns("time", "", times, "CPU time", "", cpus, "memory", "", "B/op"), []row{
-		{what: "the first request among {N} Services", benchmark: "debughttp.BenchmarkServices/N=30000/first"},
-		{what: "the first page of all of them", benchmark: "debughttp.BenchmarkServices/N=30000/everything"},
-		{what: "their last page", benchmark: "debughttp.BenchmarkServices/N=30000/last_page"},
-		{what: "1,000 of them", benchmark: "debughttp.BenchmarkServices/N=30000/most"},
-		{what: "one by its name", benchmark: "debughttp.BenchmarkServices/N=30000/one_name"},
-		{what: "one by its endpoint", benchmark: "debughttp.BenchmarkServices/N=30000/one_endpoint"},
-		{what: "those without endpoints", benchmark: "debughttp.BenchmarkServices/N=30000/filter"},
-		{what: "the first page after a change", benchmark: "debughttp.BenchmarkServices/N=30000/changed"},
-	}},
-	{"memory", "nodeproxy among 10,000 Services × 10 endpoints", columns("lists as streams", "true", "*", "lists whole", "false", "*"), []row{
-		{what: "after the first sync", benchmark: onMemory + " rest-MiB"},
-		{what: "at most, during it", benchmark: onMemory + " peak-MiB"},
-		{what: "at most, after 1,000 changes a second for 30 s", benchmark: onMemory + " churn-MiB"},
-		{what: "CPU time of these changes", benchmark: onMemory + " %core"},
-		{what: "of it for collections of garbage", benchmark: onMemory + " gc-%core"},
-	}},
+	{"lists", "", columns("time", "", times, "CPU time", "", cpus, "memory", "", "B/op"), under("debughttp.BenchmarkServices/N=30000/",
+		"first", "the first request among {N} Services", "everything", "the first page of all of them", "last_page", "their last page",
+		"most", "1,000 of them", "one_name", "one by its name", "one_endpoint", "one by its endpoint", "filter", "those without endpoints",
+		"changed", "the first page after a change")},
+	{"memory", "nodeproxy among 10,000 Services × 10 endpoints", columns("lists as streams", "true", "*", "lists whole", "false", "*"), under(onMemory,
+		" rest-MiB", "after the first sync", " peak-MiB", "at most, during it", " churn-MiB", "at most, after 1,000 changes a second for 30 s",
+		" %core", "CPU time of these changes", " gc-%core", "of it for collections of garbage")},
 	{"parts", "", columns("time", "", "%core "+times, "memory", "", "bytes/client bytes/service B/op", "allocations", "", allocs), []row{
 		{what: "tracking: one endpoint of {E} flipped", benchmark: "changetracker.BenchmarkFlipOneEndpoint/E=5000"},
 		{what: "tracking: one change among {N} Services", benchmark: "changetracker.BenchmarkOneChangeAmong/N=30000/E=2"},
@@ -198,6 +172,14 @@ func columns(of ...string) (all []column) {
 		all = append(all, column{c[0], c[1], c[2]})
 	}
 	return all
+}
+
+// under returns the rows of benchmarks whose names begin alike: how each goes on, and what it is.
+func under(prefix string, pairs ...string) (rows []row) {
+	for pair := range slices.Chunk(pairs, 2) {
+		rows = append(rows, row{what: pair[1], benchmark: prefix + pair[0]})
+	}
+	return rows
 }
 
 // each returns rows that differ in one word.
