@@ -128,7 +128,8 @@ func histories() (some []proof) {
 			row("bugs-"+h.engine, fmt.Sprintf("The histories of %s catch each of twelve planted bugs.", h.engine), kernel(),
 				run(h.bugs, seeds+"1 "+"go test "+h.folder+" -run=^TestHistoriesCatchPlantedBugs$"), run(h.oneBug, "go test "+h.folder+" -run=^TestHistoriesCatchPlantedBugs$")))
 	}
-	const modes, versions = "go test ./proxiertest/history -run=^TestModesChange$", "go test ./informer ./nftables -run=^(TestANodeHasWhatItSays|TestTheKernelHasWhatTheNodeSays)$"
+	const modes = "go test ./proxiertest/history -run=^TestModesChange$"
+	const versions = "go test ./informer ./nftables -run=^(TestANodeHasWhatItSays|TestTheKernelHasWhatTheNodeSays)$"
 	return append(some,
 		row("histories-modes", "When processes of different modes follow each other, the last one's rules are right, and nothing is left of the others.", kernel(),
 			run(6, seeds+"200 "+modes), run(1, seeds+"40 "+modes)),
