@@ -65,7 +65,8 @@ func (w *nftWatcher) readCounters() (counterValues, error) {
 		return nil, err
 	}
 	values, seen := counterValues{}, map[string]bool{} // while another program writes, a dump may have a rule twice
-	for _, rule := range rules {
+	for _, m := range rules {
+		_, rule := m.Netfilter()
 		handle := string(netlinkx.Find(rule, unix.NFTA_RULE_HANDLE))
 		if c, ok := w.counter(rule); ok && !seen[handle] {
 			seen[handle] = true

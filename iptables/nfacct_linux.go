@@ -27,8 +27,8 @@ const (
 // namespace.Visit. It needs a kernel with nfnetlink_acct.
 type acct struct{ netNS string }
 
-// execute sends a message about an object, and returns the attributes of each answer.
-func (a acct) execute(message uint16, name string, flags uint16) (answers [][]byte, err error) {
+// execute sends a message about an object, and returns the answers.
+func (a acct) execute(message uint16, name string, flags uint16) (answers []netlinkx.Message, err error) {
 	conn, err := netlinkx.Dial(a.netNS, unix.NETLINK_NETFILTER, answerRoom)
 	if err != nil {
 		return nil, err
@@ -68,7 +68,8 @@ func (a acct) packets(name string) (count uint64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	for _, attrs := range answers {
+	for _, m := range answers {
+		_, attrs := m.Netfilter()
 		if packets := netlinkx.Find(attrs, acctPackets); netlinkx.String(netlinkx.Find(attrs, acctName)) == name && len(packets) == 8 {
 			return binary.BigEndian.Uint64(packets), nil
 		}

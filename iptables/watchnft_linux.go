@@ -264,18 +264,20 @@ func (w *nftWatcher) resync() error {
 		return err
 	}
 	w.newest = map[string]uint64{}
-	for _, attrs := range generation {
+	for _, m := range generation {
+		_, attrs := m.Netfilter()
 		w.generation = netlinkx.Uint32(netlinkx.Find(attrs, unix.NFTA_GEN_ID))
 	}
-	for _, attrs := range chains {
+	for _, m := range chains {
+		_, attrs := m.Netfilter()
 		table := netlinkx.String(netlinkx.Find(attrs, unix.NFTA_CHAIN_TABLE))
 		w.newest[table] = max(w.newest[table], handleOf(attrs))
 	}
 	return nil
 }
 
-// request returns the attributes of each answer to a request.
-func (w *nftWatcher) request(typ, flags uint16, attrs ...byte) ([][]byte, error) {
+// request returns the answers to a request.
+func (w *nftWatcher) request(typ, flags uint16, attrs ...byte) ([]netlinkx.Message, error) {
 	answers, err := w.requests.AskAll(netlinkx.Request(unix.NFNL_SUBSYS_NFTABLES<<8|typ, flags, w.family, attrs...))
 	if err != nil {
 		return nil, fmt.Errorf("read nf_tables: %w", permission(err))

@@ -31,7 +31,8 @@ func RuleTexts(netNS, family, table, chain string) (list []RuleText, err error) 
 		ae.String(unix.NFTA_RULE_TABLE, table)
 		ae.String(unix.NFTA_RULE_CHAIN, chain)
 	}))
-	for _, attrs := range answers {
+	for _, m := range answers {
+		_, attrs := m.Netfilter()
 		r := s.describe(familyNumber(family), table, attrs)
 		list = append(list, RuleText{r.Text, r.Comment, r.Unknown})
 	}

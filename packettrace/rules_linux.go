@@ -2,7 +2,6 @@ package packettrace
 
 import (
 	"bufio"
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -21,41 +20,41 @@ import (
 
 // deleteLeftovers deletes the tables of traces whose program was killed.
 func (s *session) deleteLeftovers() error {
-	var left []*table
-	list := request(unix.NFT_MSG_GETTABLE, unix.NFPROTO_UNSPEC, unix.NLM_F_DUMP, func(*netlink.AttributeEncoder) {})
-	err := netlinkx.Retry(func() error {
-		left = nil
-		return s.owner.Ask(context.Background(), list, func(m netlinkx.Message) {
-			family, attrs := m.Netfilter()
-			if name := netlinkx.String(netlinkx.Find(attrs, unix.NFTA_TABLE_NAME)); strings.HasPrefix(name, tablePrefix) {
-				left = append(left, &table{name: name, family: family})
-			}
-		})
-	})
+	answers, err := s.owner.AskAll(request(unix.NFT_MSG_GETTABLE, unix.NFPROTO_UNSPEC, unix.NLM_F_DUMP, func(*netlink.AttributeEncoder) {}))
 	if err != nil {
 		return fmt.Errorf("list tables: %w", err)
 	}
-	for _, t := range left {
-		held, err := lock(t.name)
+	for _, m := range answers {
+		family, attrs := m.Netfilter()
+		name := netlinkx.String(netlinkx.Find(attrs, unix.NFTA_TABLE_NAME))
+		if !strings.HasPrefix(name, tablePrefix) {
+			continue
+		}
+		held, err := lock(name)
 		if err != nil {
 			continue // in use
 		}
-		err = transact(s.owner, t.deletion())
+		left := &table{name: name, family: family}
+		err = transact(s.owner, left.deletion())
 		_ = unix.Close(held)
 		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EPERM) { // the kernel deletes it just now
-			return fmt.Errorf("delete table %s of a killed program: %w", t.name, err)
+			return fmt.Errorf("delete table %s of a killed program: %w", name, err)
 		}
 	}
 	return nil
 }
 
 // ask returns the attributes of what answers a request, nil without an answer.
-func (s *session) ask(typ uint16, family byte, flags uint16, write func(*netlink.AttributeEncoder)) [][]byte {
+func (s *session) ask(typ uint16, family byte, flags uint16, write func(*netlink.AttributeEncoder)) (list [][]byte) {
 	answers, err := s.owner.AskAll(request(typ, family, flags, write))
 	if err != nil {
 		return nil
 	}
-	return answers
+	for _, m := range answers {
+		_, attrs := m.Netfilter()
+		list = append(list, attrs)
+	}
+	return list
 }
 
 // place is a rule or a chain.

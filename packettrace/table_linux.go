@@ -1,7 +1,6 @@
 package packettrace
 
 import (
-	"context"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -64,7 +63,8 @@ func transact(conn *netlinkx.Conn, messages ...[]byte) error {
 	last := messages[len(messages)-1]
 	binary.NativeEndian.PutUint16(last[6:], binary.NativeEndian.Uint16(last[6:])|unix.NLM_F_ACK)
 	request := slices.Concat(marker(unix.NFNL_MSG_BATCH_BEGIN), slices.Concat(messages...), marker(unix.NFNL_MSG_BATCH_END))
-	return conn.Ask(context.Background(), request, nil)
+	_, err := conn.AskAll(request)
+	return err
 }
 
 func (t *table) messages(flags uint32) ([][]byte, error) {

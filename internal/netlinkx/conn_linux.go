@@ -231,17 +231,21 @@ func (c *Conn) Ask(ctx context.Context, request []byte, each func(Message)) erro
 	}
 }
 
-// AskAll is Ask for messages of netfilter, and asks again if the list changes meanwhile. It returns the attributes of
-// each answer.
-func (c *Conn) AskAll(request []byte) (answers [][]byte, err error) {
+// AskAll is Ask, and asks again if the list changes meanwhile.
+func (c *Conn) AskAll(request []byte) (answers []Message, err error) {
 	err = Retry(func() error {
 		answers = nil
-		return c.Ask(context.Background(), request, func(m Message) {
-			_, attrs := m.Netfilter()
-			answers = append(answers, bytes.Clone(attrs))
+		return c.ask(request, func(m Message) {
+			m.Body = bytes.Clone(m.Body)
+			answers = append(answers, m)
 		})
 	})
 	return answers, err
+}
+
+// ask is Ask, which Patience limits.
+func (c *Conn) ask(request []byte, each func(Message)) error {
+	return c.Ask(context.Background(), request, each) //nolint:forbidigo // it ends soon
 }
 
 // Soon calls receive, which receives answers that must be there soon. The end of ctx ends it.

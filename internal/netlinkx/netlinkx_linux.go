@@ -1,7 +1,6 @@
 package netlinkx
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -80,7 +79,7 @@ const answerRoom = 1 << 20
 // ask sends a message about connection tracking, and calls each for the entries of the answer.
 func (s *Socket) ask(operation, flags uint16, family uint8, attrs []byte, each func(*Flow)) error {
 	request := Request(unix.NFNL_SUBSYS_CTNETLINK<<8|operation, flags, family, attrs...)
-	return s.netfilter.Ask(context.Background(), request, func(m Message) {
+	return s.netfilter.ask(request, func(m Message) {
 		_, attrs := m.Netfilter()
 		if flow, ok := parseFlow(attrs); ok {
 			each(&flow)
