@@ -173,3 +173,21 @@ func (b *Budget) takePipe() *pipe {
 	}, fds)
 	return p
 }
+
+// next waits for a datagram and passes it to handle. It takes a buffer only while there is a
+// datagram to read: idle clients use no memory for datagrams.
+func (r *receiver) next(handle func(datagram []byte)) error {
+	if r.raw == nil {
+		return r.pass(r.conn.Read, handle)
+	}
+	var failure error
+	err := r.raw.Read(func(fd uintptr) (done bool) {
+		failure = r.pass(func(buffer []byte) (int, error) { return unix.Read(int(fd), buffer) }, handle)
+		if errors.Is(failure, unix.EAGAIN) || errors.Is(failure, unix.EINTR) {
+			failure = nil
+			return false
+		}
+		return true
+	})
+	return errors.Join(err, failure)
+}

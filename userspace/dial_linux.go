@@ -28,10 +28,7 @@ type endpointConn struct {
 
 // dialTCP connects to an endpoint.
 func dialTCP(ctx context.Context, _ string, to netip.AddrPort, timeout time.Duration) (net.Conn, error) {
-	family, address := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Addr: to.Addr().As16(), Port: int(to.Port())})
-	if to.Addr().Is4() {
-		family, address = unix.AF_INET, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}
-	}
+	family, address := sockaddr(to)
 	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
@@ -53,7 +50,9 @@ func dialTCP(ctx context.Context, _ string, to netip.AddrPort, timeout time.Dura
 	if pending(err) {
 		err = conn.await(ctx, address, timeout)
 	}
-	if err == nil && toItself(fd, to) {
+	if err == nil && boundTo(fd) == to {
+		// The socket is connected with itself: where nobody listens at an address of this
+		// machine, the system may choose that very port for the client.
 		err = unix.ECONNREFUSED
 	}
 	if err != nil {
@@ -87,20 +86,6 @@ func (c endpointConn) await(ctx context.Context, address unix.Sockaddr, timeout 
 		return context.Cause(ctx)
 	}
 	return errors.Join(err, result, c.SetWriteDeadline(time.Time{}))
-}
-
-// toItself reports whether a socket is connected with itself: where nobody listens at an
-// address of this machine, the system may choose that very port for the client.
-func toItself(fd int, to netip.AddrPort) bool {
-	local, err := syscall.Getsockname(fd) // that of package unix asks for more
-	switch local := local.(type) {
-	case *syscall.SockaddrInet4:
-		return err == nil && netip.AddrPortFrom(netip.AddrFrom4(local.Addr), uint16(local.Port)) == to
-	case *syscall.SockaddrInet6:
-		return err == nil && netip.AddrPortFrom(netip.AddrFrom16(local.Addr), uint16(local.Port)) == to
-	default:
-		return false
-	}
 }
 
 // LocalAddr implements net.Conn; nobody asks for it.

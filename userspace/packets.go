@@ -3,6 +3,8 @@ package userspace
 import (
 	"net"
 	"net/netip"
+	"sync"
+	"syscall"
 
 	"golang.org/x/net/ipv4"
 	"golang.org/x/net/ipv6"
@@ -119,5 +121,31 @@ func (p anyPackets) read(buffer []byte) (int, origin, error) {
 
 func (p anyPackets) write(datagram []byte, to origin) error {
 	_, err := p.conn.WriteTo(datagram, net.UDPAddrFromAddrPort(to.client))
+	return err
+}
+
+// receiver reads the datagrams of an endpoint.
+type receiver struct {
+	conn    net.Conn
+	raw     syscall.RawConn // nil if conn is no *net.UDPConn
+	buffers *sync.Pool      // of *[maxDatagram]byte
+}
+
+func newReceiver(conn net.Conn, buffers *sync.Pool) *receiver {
+	r := &receiver{conn: conn, buffers: buffers}
+	if udp, ok := conn.(*net.UDPConn); ok {
+		r.raw, _ = udp.SyscallConn() // if that fails, next reads from conn
+	}
+	return r
+}
+
+// pass reads a datagram and passes it to handle.
+func (r *receiver) pass(read func(buffer []byte) (int, error), handle func(datagram []byte)) error {
+	buffer, _ := r.buffers.Get().(*[maxDatagram]byte)
+	defer r.buffers.Put(buffer)
+	n, err := read(buffer[:])
+	if err == nil {
+		handle(buffer[:n])
+	}
 	return err
 }
