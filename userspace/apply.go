@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -127,8 +126,7 @@ func (e *Engine) remove(name changetracker.ServicePortName) {
 	delete(e.services, name)
 	e.mu.Unlock()
 	e.closing = slices.AppendSeq(e.closing, maps.Values(s.sockets))
-	e.config.Budget.listen(-len(s.reservations))
-	s.reservations.releaseAll()
+	e.releaseUnneeded(s, &desired.Service{})
 	s.drainer.remove()
 	s.balancer.end()
 }
@@ -142,7 +140,7 @@ func (e *Engine) setService(ctx context.Context, want *desired.Service, listener
 	s := e.services[want.Name]
 	if s == nil {
 		s = &service{
-			balancer: newBalancer(&e.affinityShare), drainer: newDrainer(e.config.Drain),
+			balancer: newBalancer(&e.affinityShare), drainer: &drainer{timeout: e.config.Drain, conns: map[*drainingConn]struct{}{}, of: want},
 			sockets: map[socketKey]*socket{}, reservations: reservations{},
 		}
 		e.mu.Lock()
@@ -150,7 +148,7 @@ func (e *Engine) setService(ctx context.Context, want *desired.Service, listener
 		e.mu.Unlock()
 	}
 	s.balancer.update(want)
-	s.drainer.update(func(endpoint netip.AddrPort) bool { return !s.balancer.serves(endpoint) }, goneFrom(want))
+	s.drainer.update(want)
 	var errs []error // none is the usual case, and costs no memory
 	if e.portals != nil {
 		if err := e.reserve(s, want); err != nil {
@@ -163,14 +161,6 @@ func (e *Engine) setService(ctx context.Context, want *desired.Service, listener
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// goneFrom tells which endpoints are gone for good, nil if connections to them do not end.
-func goneFrom(s *desired.Service) func(endpoint netip.AddrPort) bool {
-	if !s.EndsConnections() {
-		return nil
-	}
-	return func(endpoint netip.AddrPort) bool { return !s.Listed.Has(endpoint) }
 }
 
 // setSocket opens a socket, or updates the policy of an open one.
@@ -188,7 +178,7 @@ func (e *Engine) setSocket(ctx context.Context, want *desired.Service, s *servic
 	s.sockets[key] = socket
 	e.mu.Unlock()
 	socket.policy.Store(p)
-	socket.start()
+	e.running.Go(socket.serve)
 	return nil
 }
 

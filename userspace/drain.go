@@ -6,6 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/pause"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -15,10 +17,9 @@ import (
 type drainer struct {
 	timeout time.Duration // 0: never
 
-	mu         sync.Mutex // guards all below
-	byEndpoint map[netip.AddrPort]map[*drainingConn]struct{}
-	removed    func(endpoint netip.AddrPort) bool
-	gone       func(endpoint netip.AddrPort) bool // nil: connections to such ones do not end
+	mu    sync.Mutex // guards all below
+	conns map[*drainingConn]struct{}
+	of    *desired.Service // without endpoints once it is removed
 }
 
 // drainingConn is one open connection.
@@ -29,110 +30,53 @@ type drainingConn struct {
 	lasts    time.Duration
 }
 
-func newDrainer(timeout time.Duration) *drainer {
-	return &drainer{
-		timeout: timeout, byEndpoint: map[netip.AddrPort]map[*drainingConn]struct{}{},
-		removed: func(netip.AddrPort) bool { return false },
-	}
-}
-
 // add registers a connection until ended is called. connCtx is derived from ctx; the
 // connection must end with it.
 func (d *drainer) add(ctx context.Context, endpoint netip.AddrPort) (connCtx context.Context, ended func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.timeout == 0 && d.gone == nil {
+	if d.timeout == 0 && !d.of.EndsConnections() {
 		return ctx, func() {}
 	}
 	connCtx, cancel := context.WithCancel(ctx)
 	conn := &drainingConn{endpoint: endpoint, cancel: cancel}
-	if d.byEndpoint[endpoint] == nil {
-		d.byEndpoint[endpoint] = map[*drainingConn]struct{}{}
-	}
-	d.byEndpoint[endpoint][conn] = struct{}{}
+	d.conns[conn] = struct{}{}
 	d.setDeadline(conn)
 	return connCtx, func() {
 		cancel()
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		delete(d.byEndpoint[endpoint], conn)
-		if len(d.byEndpoint[endpoint]) == 0 {
-			delete(d.byEndpoint, endpoint)
-		}
+		delete(d.conns, conn)
 		if conn.deadline != nil {
 			conn.deadline.Stop()
 		}
 	}
 }
 
-// update sets which endpoints are removed, and which are gone for good; gone may be nil.
-// Connections to an endpoint that is back have no deadline.
-func (d *drainer) update(removed, gone func(endpoint netip.AddrPort) bool) {
+// update sets the service port, and with it which endpoints are removed, and which are gone for
+// good. Connections to an endpoint that is back have no deadline.
+func (d *drainer) update(s *desired.Service) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.removed, d.gone = removed, gone
-	for _, conns := range d.byEndpoint {
-		for conn := range conns {
-			d.setDeadline(conn)
-		}
-	}
-}
-
-// lingerPause is how long there must be no connection before linger returns early, and
-// lingerPeriod how often it looks.
-const lingerPause, lingerPeriod = 5 * time.Second, 100 * time.Millisecond
-
-// linger waits for connections to end.
-func (e *Engine) linger() {
-	if e.config.Linger == 0 || len(e.services) == 0 {
-		return
-	}
-	for _, s := range e.services { // the next process needs the ports; its portals lead to its own sockets
-		e.config.Budget.listen(-len(s.reservations))
-		s.reservations.releaseAll()
-		for _, socket := range s.sockets {
-			if e.config.Place == PlaceFrontends {
-				socket.quit()
-			}
-		}
-	}
-	now := time.Now()
-	end, quiet, accepted := now.Add(e.config.Linger), now, int64(0)
-	tick := time.NewTicker(lingerPeriod)
-	defer tick.Stop()
-	for ; now.Before(end) && now.Sub(quiet) < lingerPause; now = <-tick.C {
-		var all Traffic
-		for _, t := range e.Traffic() {
-			all.Accepted += t.Accepted
-			all.Open += t.Open
-		}
-		if all.Open > 0 || all.Accepted != accepted {
-			quiet, accepted = now, all.Accepted
-		}
+	d.of = s
+	for conn := range d.conns {
+		d.setDeadline(conn)
 	}
 }
 
 // remove sets that no endpoint is left.
 func (d *drainer) remove() {
-	d.mu.Lock()
-	ends := d.gone != nil
-	d.mu.Unlock()
-	all := func(netip.AddrPort) bool { return true }
-	if ends {
-		d.update(all, all)
-		return
-	}
-	d.update(all, nil)
+	d.update(&desired.Service{Protocol: d.of.Protocol, Port: d.of.Port}) // only update writes it
 }
 
 // lifetime is how long connections to an endpoint may last; 0 means no limit. The caller holds
 // d.mu.
 func (d *drainer) lifetime(endpoint netip.AddrPort) time.Duration {
 	var after time.Duration
-	if d.timeout > 0 && d.removed(endpoint) {
+	if d.timeout > 0 && !d.of.Serving.Has(endpoint) {
 		after = d.timeout
 	}
-	if d.gone != nil && d.gone(endpoint) && (after == 0 || after > proxier.EndGrace) {
+	if d.of.EndsConnections() && !d.of.Listed.Has(endpoint) && (after == 0 || after > proxier.EndGrace) {
 		after = proxier.EndGrace
 	}
 	return after
@@ -150,5 +94,35 @@ func (d *drainer) setDeadline(conn *drainingConn) {
 	}
 	if conn.lasts = lasts; lasts > 0 {
 		conn.deadline = time.AfterFunc(lasts, conn.cancel)
+	}
+}
+
+// lingerPause is how long there must be no connection before linger returns early, and
+// lingerPeriod how often it looks.
+const lingerPause, lingerPeriod = 5 * time.Second, 100 * time.Millisecond
+
+// linger waits for connections to end.
+func (e *Engine) linger() {
+	if e.config.Linger == 0 || len(e.services) == 0 {
+		return
+	}
+	for _, s := range e.services { // the next process needs the ports; its portals lead to its own sockets
+		e.releaseUnneeded(s, &desired.Service{})
+		for _, socket := range s.sockets {
+			if e.config.Place == PlaceFrontends {
+				socket.quit()
+			}
+		}
+	}
+	began := time.Now()
+	for quiet, accepted := began, int64(0); time.Since(began) < e.config.Linger && time.Since(quiet) < lingerPause; pause.For(e.connCtx, lingerPeriod) {
+		var all Traffic
+		for _, t := range e.Traffic() {
+			all.Accepted += t.Accepted
+			all.Open += t.Open
+		}
+		if all.Open > 0 || all.Accepted != accepted {
+			quiet, accepted = time.Now(), all.Accepted
+		}
 	}
 }

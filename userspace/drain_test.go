@@ -236,8 +236,8 @@ func TestAConnectionThatEndsByItselfLeavesNoDeadline(t *testing.T) {
 		synctest.Wait()
 		drainer.mu.Lock()
 		defer drainer.mu.Unlock()
-		if len(drainer.byEndpoint) != 0 {
-			t.Errorf("connections %v after the end, want none", drainer.byEndpoint)
+		if len(drainer.conns) != 0 {
+			t.Errorf("connections %v after the end, want none", drainer.conns)
 		}
 	})
 }

@@ -37,7 +37,7 @@ func (s *socket) leadsBack(endpoint netip.AddrPort) error {
 
 // isLocal reports whether an address is the node's own: then the kernel chooses it as the source, too.
 func (s *socket) isLocal(a netip.AddrPort) (is bool) {
-	_ = s.inside(func() error {
+	_ = s.refuser.inside(func() error {
 		conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(a)) // sends nothing
 		if err != nil {
 			return err

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"syscall"
 	"time"
@@ -66,19 +65,13 @@ func isTaken(err error) bool {
 
 func (e *Engine) openExactly(want *desired.Service, s *service, site Site) (*socket, error) {
 	ctx, stop := context.WithCancel(e.connCtx)
-	socket := &socket{
-		requested: site.Addr, config: &e.config, family: e.family, protocol: want.Protocol, balancer: s.balancer, counts: &s.counts, drainer: s.drainer,
-		connCtx: e.connCtx, running: &e.running, workers: &e.workers, buffers: &e.buffers, stop: stop, changed: func() {}, observe: e.observe, goal: &e.goal, refuse: e.refuser.refuse,
-		log: e.log, inside: e.refuser.inside,
-	}
-	var bound net.Addr
-	e.config.Budget.listen(1)
-	var err error
+	socket := &socket{Engine: e, service: s, requested: site.Addr, protocol: want.Protocol, stop: stop, changed: func() {}}
+	open := socket.openUDP
 	if want.Protocol == desired.TCP {
-		bound, err = e.openTCP(ctx, socket, site)
-	} else {
-		bound, err = e.openUDP(ctx, socket, site)
+		open = socket.openTCP
 	}
+	e.config.Budget.listen(1)
+	bound, err := open(ctx, site)
 	if err != nil {
 		e.config.Budget.listen(-1)
 		stop()
@@ -87,27 +80,6 @@ func (e *Engine) openExactly(want *desired.Service, s *service, site Site) (*soc
 	site.Addr = addrPort(bound)
 	socket.site = site
 	return socket, nil
-}
-
-func (e *Engine) openTCP(ctx context.Context, s *socket, at Site) (net.Addr, error) {
-	l, err := e.config.Hooks.Listen(ctx, at)
-	if err != nil {
-		return nil, err
-	}
-	s.setConn(l)
-	s.close = func() { _ = l.Close() } // ends accept
-	s.start = func() { serveTCP(ctx, s, l) }
-	return l.Addr(), nil
-}
-
-func (e *Engine) openUDP(ctx context.Context, s *socket, at Site) (net.Addr, error) {
-	c, err := e.config.Hooks.ListenPacket(ctx, at)
-	if err != nil {
-		return nil, err
-	}
-	s.setConn(c)
-	s.start = func() { serveUDP(ctx, s, c) }
-	return c.LocalAddr(), nil
 }
 
 // setConn remembers the socket of a listener, if it has one.

@@ -27,16 +27,15 @@ func policyOf(f *desired.Frontend, g *desired.Globals) policy {
 	}
 }
 
-// verdict returns whether a client is served, and by which endpoints. The zero scope with
-// action Drop means that the source ranges exclude the client.
-func (p *policy) verdict(client netip.Addr) (scope desired.Scope, action desired.Action) {
+// admit returns by which endpoints a client is served; 0 means that the source ranges exclude it.
+func (p *policy) admit(client netip.Addr) desired.Scope {
 	if p.restricted && !contains(p.ranges, client) {
-		return 0, desired.Drop
+		return 0
 	}
 	if p.shortCircuit && (contains(p.pods, client) || client.IsLoopback() || slices.Contains(p.node, client)) {
-		return desired.ScopeCluster, desired.Forward
+		return desired.ScopeCluster
 	}
-	return p.scope, p.action
+	return p.scope
 }
 
 func contains(prefixes []netip.Prefix, a netip.Addr) bool {

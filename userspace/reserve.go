@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/serviceplane/serviceplane/desired"
 )
@@ -31,15 +32,14 @@ func (e *Engine) reservation(f *desired.Frontend) (at netip.AddrPort, needed boo
 // releaseUnneeded releases the ports that a service port no longer needs, before another
 // one reserves them.
 func (e *Engine) releaseUnneeded(s *service, want *desired.Service) {
-	needed := map[netip.AddrPort]bool{}
-	for i := range want.Frontends {
-		if at, ok := e.reservation(&want.Frontends[i]); ok {
-			needed[at] = true
+	for at, fd := range s.reservations {
+		isNeeded := func(f desired.Frontend) bool {
+			of, ok := e.reservation(&f)
+			return ok && of == at
 		}
-	}
-	for at := range s.reservations {
-		if !needed[at] {
-			s.reservations.release(at)
+		if !slices.ContainsFunc(want.Frontends, isNeeded) {
+			closeReservation(fd)
+			delete(s.reservations, at)
 			e.config.Budget.listen(-1)
 		}
 	}
@@ -69,15 +69,4 @@ func (e *Engine) reserve(s *service, want *desired.Service) error {
 func (r reservations) has(at netip.AddrPort) bool {
 	_, ok := r[at]
 	return ok
-}
-
-func (r reservations) release(at netip.AddrPort) {
-	closeReservation(r[at])
-	delete(r, at)
-}
-
-func (r reservations) releaseAll() {
-	for at := range r {
-		r.release(at)
-	}
 }

@@ -12,7 +12,6 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
-	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
@@ -21,46 +20,35 @@ import (
 
 // socket is one listening socket of a service port.
 type socket struct {
+	*Engine  // that it belongs to
+	*service // that it serves
+
 	site      Site
 	requested netip.AddrPort // site.Addr, with port 0 if the system chose the port
-	family    v1.IPFamily
 	protocol  desired.Protocol
 	conn      syscall.RawConn // nil for a listener of a hook that is no socket
 	opened    kernelState     // of conn, when it was opened
-	config    *Config
-	log       *zap.Logger
-	balancer  *balancer
-	drainer   *drainer
-	counts    *counts
-	observe   func(connection.Report)
-	refuse    func(client, dialled netip.AddrPort) // of UDP: tells a client that its endpoint has refused
-	goal      *atomic.Pointer[goal]                // Engine.goal
 	policy    atomic.Pointer[policy]
-	retired   atomic.Bool                // no frontend needs it any more, but portals may lead to it yet
-	activated atomic.Int64               // when Activate was last called, in Unix nanoseconds
-	inside    func(f func() error) error // runs f in Config.NetNS
+	retired   atomic.Bool  // no frontend needs it any more, but portals may lead to it yet
+	activated atomic.Int64 // when Activate was last called, in Unix nanoseconds
 
-	connCtx context.Context //nolint:containedctx // Engine.connCtx
-	running *sync.WaitGroup // Engine.running
-	workers *workers        // Engine.workers
-	buffers *sync.Pool      // Engine.buffers
-	start   func()          // starts to serve
+	serve   func() // until the socket is closed
 	stop    context.CancelFunc
 	close   func() // closes the listening socket, and ends all UDP flows
 	changed func() // called after the endpoints have changed
 	once    sync.Once
 }
 
-// verdict is that of the policy. A socket that is retired serves clients by the endpoints of the other scope
+// scopeOf is admit of the policy. A socket that is retired serves clients by the endpoints of the other scope
 // if its own has none: the service port has another policy now, which has them.
-func (s *socket) verdict(client netip.Addr) (scope desired.Scope, action desired.Action) {
-	scope, action = s.policy.Load().verdict(client)
+func (s *socket) scopeOf(client netip.Addr) desired.Scope {
+	scope := s.policy.Load().admit(client)
 	if scope != 0 && s.retired.Load() {
 		if endpoints, _ := s.balancer.list(scope); len(endpoints) == 0 {
 			scope = desired.ScopeCluster + desired.ScopeLocal - scope
 		}
 	}
-	return scope, action
+	return scope
 }
 
 // quit closes the socket for clients, and ends the connections that wait for endpoints. Other
@@ -183,7 +171,7 @@ func (s *socket) dial(ctx context.Context, c Connection, endpoint netip.AddrPort
 		defer stop()
 		return s.config.Hooks.Dial(ctx, c, endpoint)
 	}
-	err = s.inside(func() error {
+	err = s.refuser.inside(func() error {
 		if s.protocol == desired.UDP {
 			conn, err = (&net.Dialer{}).DialContext(ctx, s.site.Network, endpoint.String())
 		} else {

@@ -1,6 +1,7 @@
 package userspace
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/serviceplane/serviceplane/connection"
-	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/pause"
 )
 
 // tcpSocket accepts the connections of a service port.
@@ -23,17 +24,24 @@ type tcpSocket struct {
 	holdSlots chan struct{} // one for each connection that waits for endpoints
 }
 
-func serveTCP(ctx context.Context, s *socket, listener net.Listener) {
+func (s *socket) openTCP(ctx context.Context, at Site) (net.Addr, error) {
+	listener, err := s.config.Hooks.Listen(ctx, at)
+	if err != nil {
+		return nil, err
+	}
+	s.setConn(listener)
 	t := &tcpSocket{
 		socket: s, listener: listener,
 		slots: make(chan struct{}, s.config.Connections), holdSlots: make(chan struct{}, s.config.Hold.MaxPerService),
 	}
-	s.running.Go(func() { t.accept(ctx) })
+	s.close = func() { _ = listener.Close() } // ends accept
+	s.serve = func() { t.accept(ctx) }
+	return listener.Addr(), nil
 }
 
 // accept accepts connections until ctx ends. After an error it tries again.
 func (t *tcpSocket) accept(ctx context.Context) {
-	pause := firstPause
+	wait := firstPause
 	for {
 		select {
 		case t.slots <- struct{}{}:
@@ -42,10 +50,10 @@ func (t *tcpSocket) accept(ctx context.Context) {
 		}
 		conn, err := t.listener.Accept()
 		if err == nil {
-			if pause != firstPause {
+			if wait != firstPause {
 				t.say(zap.InfoLevel, "connections are accepted again")
 			}
-			pause = firstPause
+			wait = firstPause
 			t.admit(ctx, conn)
 			continue
 		}
@@ -53,15 +61,13 @@ func (t *tcpSocket) accept(ctx context.Context) {
 		if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if pause == firstPause { // said once
+		if wait == firstPause { // said once
 			t.say(zap.WarnLevel, "connections are not accepted: trying again", zap.Error(err), zap.Duration("longestPause", longestPause))
 		}
-		select {
-		case <-time.After(pause):
-			pause = min(2*pause, longestPause)
-		case <-ctx.Done():
+		if !pause.For(ctx, wait) {
 			return
 		}
+		wait = min(2*wait, longestPause)
 	}
 }
 
@@ -86,7 +92,7 @@ func (t *tcpSocket) admit(ctx context.Context, conn net.Conn) {
 		defer func() { <-t.slots }()
 		defer l.release()
 		defer cancel(nil)
-		t.serve(ctx, connCtx, conn, l)
+		t.relay(ctx, connCtx, conn, l)
 	})
 }
 
@@ -101,9 +107,9 @@ func (t *tcpSocket) connection(conn net.Conn) (c Connection, viaPortal bool) {
 	return c, viaPortal
 }
 
-// serve serves a connection until it or connCtx ends. ctx ends with the socket. Finding
+// relay serves a connection until it or connCtx ends. ctx ends with the socket. Finding
 // an endpoint is a separate function, to keep the stack of idle connections small.
-func (t *tcpSocket) serve(ctx, connCtx context.Context, conn net.Conn, l *lease) {
+func (t *tcpSocket) relay(ctx, connCtx context.Context, conn net.Conn, l *lease) {
 	j, r := t.newRelay(ctx, connCtx, conn)
 	defer func() { t.ended(r) }()
 	if j == nil {
@@ -139,7 +145,7 @@ func (t *tcpSocket) newRelay(ctx, connCtx context.Context, conn net.Conn) (*rela
 		r.Err = err
 		return nil, r
 	}
-	j := &relay{client: conn, upstream: upstream, first: c.first.taken(), buffers: t.buffers, tap: t.balancer.tapOf(r.Endpoint)}
+	j := &relay{client: conn, upstream: upstream, first: c.first.taken(), buffers: &t.buffers, tap: t.balancer.tapOf(r.Endpoint)}
 	if t.config.ProxyProtocol {
 		j.header = proxyHeader(c.Client, c.Dialled)
 	}
@@ -149,15 +155,15 @@ func (t *tcpSocket) newRelay(ctx, connCtx context.Context, conn net.Conn) (*rela
 // connect connects to an endpoint, trying one after the other, until connCtx ends. ctx
 // ends with the socket, and with it the wait for endpoints.
 func (t *tcpSocket) connect(ctx, connCtx context.Context, c Connection, r *connection.Report) (net.Conn, error) {
-	scope, action := t.verdict(c.Client.Addr())
-	if action == desired.Drop && scope == 0 {
+	scope := t.scopeOf(c.Client.Addr())
+	if scope == 0 {
 		r.Outcome = connection.NotAdmitted
 		return nil, errNotAdmitted
 	}
 	r.Outcome = connection.NoEndpoints
 	endpoints, arrived := t.balancer.list(scope)
 	if len(endpoints) == 0 {
-		if err := t.wait(ctx, connCtx, arrived, r); err != nil {
+		if err := t.hold(ctx, connCtx, arrived, r); err != nil {
 			return nil, err
 		}
 	}
@@ -183,30 +189,12 @@ func (t *tcpSocket) connect(ctx, connCtx context.Context, c Connection, r *conne
 		}
 		tried, errs = append(tried, endpoint), append(errs, err)
 	}
-	if len(errs) == 0 {
-		return nil, errNoEndpoints
-	}
-	return nil, errors.Join(errs...)
+	return nil, cmp.Or(errors.Join(errs...), errNoEndpoints)
 }
 
-// wait calls hold and records the outcome in the report.
-func (t *tcpSocket) wait(ctx, connCtx context.Context, arrived <-chan struct{}, r *connection.Report) error {
-	err := t.hold(ctx, connCtx, arrived)
-	switch {
-	case errors.Is(err, errHoldFull):
-		r.Outcome = connection.TooMany
-	case t.config.Hooks.Activate != nil:
-		r.Held = time.Since(r.Began)
-	}
-	if errors.Is(err, errCut) {
-		r.Outcome = connection.Cut
-	}
-	return err
-}
-
-// hold requests endpoints and waits for them. Without the Activate hook it fails at
-// once.
-func (t *tcpSocket) hold(ctx, connCtx context.Context, arrived <-chan struct{}) error {
+// hold requests endpoints and waits for them, and records that in the report. Without the
+// Activate hook it fails at once.
+func (t *tcpSocket) hold(ctx, connCtx context.Context, arrived <-chan struct{}, r *connection.Report) error {
 	if t.config.Hooks.Activate == nil {
 		return errNoEndpoints
 	}
@@ -214,17 +202,19 @@ func (t *tcpSocket) hold(ctx, connCtx context.Context, arrived <-chan struct{}) 
 	case t.holdSlots <- struct{}{}:
 		defer func() { <-t.holdSlots }()
 	default:
+		r.Outcome = connection.TooMany
 		return errHoldFull
 	}
 	t.activate(ctx)
+	defer func() { r.Held = time.Since(r.Began) }()
 	select {
 	case <-arrived:
 		return nil
-	case <-ctx.Done():
-		return errCut
-	case <-connCtx.Done():
-		return errCut
 	case <-time.After(t.config.Hold.Timeout):
 		return fmt.Errorf("%w after %v", errNoEndpoints, t.config.Hold.Timeout)
+	case <-ctx.Done():
+	case <-connCtx.Done():
 	}
+	r.Outcome = connection.Cut
+	return errCut
 }

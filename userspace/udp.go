@@ -14,7 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/serviceplane/serviceplane/connection"
-	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/pause"
 )
 
 // udpSocket forwards the datagrams of a service port.
@@ -45,7 +45,12 @@ type udpFlow struct {
 	sent, received atomic.Int64
 }
 
-func serveUDP(ctx context.Context, s *socket, conn net.PacketConn) {
+func (s *socket) openUDP(ctx context.Context, at Site) (net.Addr, error) {
+	conn, err := s.config.Hooks.ListenPacket(ctx, at)
+	if err != nil {
+		return nil, err
+	}
+	s.setConn(conn)
 	u := &udpSocket{socket: s, packets: packetsOf(conn), flows: map[origin]*udpFlow{}, order: list.New()}
 	u.buffers.New = func() any { return new([maxDatagram]byte) }
 	s.close = func() {
@@ -58,30 +63,29 @@ func serveUDP(ctx context.Context, s *socket, conn net.PacketConn) {
 	s.changed = func() {
 		u.endAll(func(f *udpFlow) bool { return !s.balancer.serves(f.report.Endpoint) })
 	}
-	s.running.Go(func() { u.loop(ctx) })
+	s.serve = func() { u.loop(ctx) }
+	return conn.LocalAddr(), nil
 }
 
 // loop forwards datagrams until ctx ends. After an error it tries again.
 func (u *udpSocket) loop(ctx context.Context) {
 	buffer := make([]byte, maxDatagram)
-	pause := firstPause
+	wait := firstPause
 	for {
 		n, from, err := u.packets.read(buffer)
 		if err == nil {
-			pause = firstPause
+			wait = firstPause
 			u.deliver(ctx, from, buffer[:n])
 			continue
 		}
 		if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 			return
 		}
-		u.say(zap.DebugLevel, "read datagram: trying again", zap.Error(err), zap.Duration("pause", pause))
-		select {
-		case <-time.After(pause):
-			pause = min(2*pause, longestPause)
-		case <-ctx.Done():
+		u.say(zap.DebugLevel, "read datagram: trying again", zap.Error(err), zap.Duration("pause", wait))
+		if !pause.For(ctx, wait) {
 			return
 		}
+		wait = min(2*wait, longestPause)
 	}
 }
 
@@ -104,20 +108,13 @@ func (u *udpSocket) deliver(ctx context.Context, from origin, datagram []byte) {
 			return
 		}
 		f.sent.Add(-int64(len(datagram)))
-		if !errors.Is(err, syscall.ECONNREFUSED) && u.has(f) {
+		if !errors.Is(err, syscall.ECONNREFUSED) && u.find(from) == f {
 			return // the datagram is lost, as in a network
 		}
 		u.remove(f)
 		_ = f.upstream.Close()
 	}
-	u.refuse(from.client, u.dialled(from))
-}
-
-// has reports whether a flow is active.
-func (u *udpSocket) has(f *udpFlow) bool {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return u.flows[f.from] == f
+	u.refuser.refuse(from.client, u.dialled(from))
 }
 
 // find returns a client's flow, and records activity.
@@ -186,8 +183,8 @@ func (u *udpSocket) dialled(from origin) netip.AddrPort {
 
 // connect chooses an endpoint, and opens a socket to it.
 func (u *udpSocket) connect(ctx context.Context, c Connection, f *udpFlow) (err error) {
-	scope, action := u.verdict(c.Client.Addr())
-	if action == desired.Drop && scope == 0 {
+	scope := u.scopeOf(c.Client.Addr())
+	if scope == 0 {
 		f.report.Outcome = connection.NotAdmitted
 		return errNotAdmitted
 	}
@@ -229,7 +226,7 @@ func (u *udpSocket) answer(f *udpFlow) {
 		}
 	}
 	if errors.Is(err, syscall.ECONNREFUSED) {
-		u.refuse(f.from.client, u.dialled(f.from))
+		u.refuser.refuse(f.from.client, u.dialled(f.from))
 	}
 	u.remove(f)
 	_ = f.upstream.Close()
@@ -245,8 +242,8 @@ func (u *udpSocket) answer(f *udpFlow) {
 }
 
 func isTimeout(err error) bool {
-	var timeout net.Error
-	return errors.As(err, &timeout) && timeout.Timeout()
+	timeout, ok := errors.AsType[net.Error](err)
+	return ok && timeout.Timeout()
 }
 
 // remove removes a flow, and returns false if it was removed before.

@@ -25,8 +25,8 @@ func TestABusyMachineIsNoSlowEndpoint(t *testing.T) {
 	for network, protocol := range protocols {
 		t.Run(network, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := &socket{balancer: newBalancer(&affinityShare{}), protocol: protocol, site: Site{Network: network}, config: &Config{}, counts: &counts{}, goal: &atomic.Pointer[goal]{}, refuse: func(_, _ netip.AddrPort) {}}
-				s.inside = func(f func() error) error {
+				s := &socket{Engine: &Engine{}, service: &service{balancer: newBalancer(&affinityShare{})}, protocol: protocol, site: Site{Network: network}}
+				s.refuser.inside = func(f func() error) error {
 					time.Sleep(time.Hour) // the thread is not scheduled
 					return f()
 				}
