@@ -1,6 +1,7 @@
 package userspace
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/namespace"
+	"github.com/serviceplane/serviceplane/internal/pause"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -83,35 +85,34 @@ func (e *Engine) setServices(ctx context.Context, update *desired.Update, plans 
 				continue
 			}
 			if err := e.setService(ctx, s, plans[i]); err != nil {
-				failed[s.Name] = e.services[s.Name] == nil || !e.hasAllSockets(s.Name, plans[i])
+				failed[s.Name] = e.lacksSockets(s.Name, plans[i])
 				result.Failed = append(result.Failed, &proxier.ServiceError{Name: s.Name, Err: err, Partial: true, Terminal: s.Protocol == desired.SCTP})
 			}
 		}
 		return nil
 	}
-	if !e.opens(update, plans) {
-		return failed, set()
-	}
-	return failed, namespace.Visit(e.config.NetNS, set)
-}
-
-// opens reports whether an update needs further sockets.
-func (e *Engine) opens(update *desired.Update, plans []map[socketKey]policy) bool {
-	for i := range update.Changes {
-		s := e.services[update.Changes[i].Name]
-		if len(plans[i]) > 0 && (s == nil || len(s.sockets) < len(plans[i])) {
-			return true
+	for i, listeners := range plans {
+		if len(listeners) > 0 && e.lacksSockets(update.Changes[i].Name, listeners) {
+			return failed, namespace.Visit(e.config.NetNS, set)
 		}
 	}
-	return false
+	return failed, set()
 }
 
-// start starts the sweep of session affinities.
+// lacksSockets reports whether a service port does not have all of its sockets.
+func (e *Engine) lacksSockets(name changetracker.ServicePortName, listeners map[socketKey]policy) bool {
+	s := e.services[name]
+	return s == nil || len(s.sockets) < len(listeners)
+}
+
+// start starts the sweep of session affinities, and notes when counting began.
 func (e *Engine) start() {
-	e.begin()
 	if e.end != nil {
 		return
 	}
+	e.mu.Lock()
+	e.began = cmp.Or(e.began, time.Now())
+	e.mu.Unlock()
 	e.connCtx, e.end = context.WithCancel(context.Background()) //nolint:forbidigo // Close ends it
 	e.running.Go(func() { e.sweep(e.connCtx) })
 }
@@ -182,21 +183,19 @@ func (e *Engine) setSocket(ctx context.Context, want *desired.Service, s *servic
 	return nil
 }
 
-// hasAllSockets reports whether every socket of a service port is open.
-func (e *Engine) hasAllSockets(name changetracker.ServicePortName, listeners map[socketKey]policy) bool {
-	return len(e.services[name].sockets) == len(listeners)
-}
-
 // closeSockets closes the sockets that are no longer needed. Their TCP connections
 // drain.
 func (e *Engine) closeSockets(ctx context.Context) error {
-	var after time.Duration
-	if e.portals != nil {
-		after = handshakeGrace
-	}
 	var errs []error
 	for _, s := range e.closing {
-		s.closeAfter(after, func() { e.ports.release(s.requested.Port()) })
+		if e.portals == nil {
+			s.quit()
+		} else {
+			e.running.Go(func() {
+				pause.For(s.connCtx, handshakeGrace)
+				s.quit()
+			})
+		}
 		errs = append(errs, e.addresses.release(ctx, s.requested.Addr()))
 	}
 	e.closing = nil
@@ -235,7 +234,7 @@ func (e *Engine) shutdown(ctx context.Context) error {
 	}
 	err := e.closeSockets(ctx)
 	e.running.Wait()
-	e.workers.Wait()
+	e.workers.running.Wait()
 	e.refuser.close()
 	e.portalGlobals = desired.Globals{}
 	return err

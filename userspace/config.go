@@ -3,13 +3,13 @@ package userspace
 import (
 	"cmp"
 	"errors"
-	"net"
 	"net/netip"
 	"slices"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/invalid"
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -96,39 +96,22 @@ type Hold struct {
 	Timeout time.Duration
 }
 
-const (
-	defaultUDPIdle     = time.Minute
-	defaultUDPClients  = 4096
-	defaultConnections = 65536
-	defaultHold        = 16
-	defaultHoldTimeout = 2 * time.Minute
-)
-
 // WithDefaults returns c with every zero field set to its default.
 func (c Config) WithDefaults() Config {
 	c.Config = c.Config.WithDefaults()
-	c.UDPIdle = cmp.Or(c.UDPIdle, defaultUDPIdle)
-	c.UDPClients = cmp.Or(c.UDPClients, defaultUDPClients)
+	c.UDPIdle = cmp.Or(c.UDPIdle, time.Minute)
+	c.UDPClients = cmp.Or(c.UDPClients, 4096)
 	if c.DialTimeouts == nil {
 		c.DialTimeouts = []time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second}
 	}
-	c.Connections = cmp.Or(c.Connections, defaultConnections)
+	c.Connections = cmp.Or(c.Connections, 65536)
 	if c.Budget == nil {
 		c.Budget = NewBudget(0)
 	}
-	c.Hold.MaxPerService = cmp.Or(c.Hold.MaxPerService, defaultHold)
-	c.Hold.Timeout = cmp.Or(c.Hold.Timeout, defaultHoldTimeout)
-	c.Hooks = c.Hooks.withDefaults(c.listenConfig())
+	c.Hold.MaxPerService = cmp.Or(c.Hold.MaxPerService, 16)
+	c.Hold.Timeout = cmp.Or(c.Hold.Timeout, 2*time.Minute)
+	c.Hooks = c.Hooks.withDefaults(c.Portals != nil)
 	return c
-}
-
-// listenConfig returns how sockets are opened. With portals, Multipath TCP is off: its
-// sockets do not report the original destination of a connection.
-func (c *Config) listenConfig() (l net.ListenConfig) {
-	if c.Portals != nil {
-		l.SetMultipathTCP(false)
-	}
-	return l
 }
 
 // Validate reports every invalid field. Zero fields count as their defaults. All of its
@@ -182,13 +165,11 @@ func (c *Config) listenAddr(family v1.IPFamily, node []netip.Addr) (addr netip.A
 		return c.Listen[i], true
 	}
 	switch {
-	case c.Portals != nil && len(node) > 0:
+	case c.Portals == nil:
+		return desired.Localhost(family), true
+	case len(node) > 0:
 		return node[0], true
-	case c.Portals != nil:
-		return netip.Addr{}, false
-	case family == v1.IPv4Protocol:
-		return netip.AddrFrom4([4]byte{127, 0, 0, 1}), true
 	default:
-		return netip.IPv6Loopback(), true
+		return netip.Addr{}, false
 	}
 }

@@ -5,26 +5,23 @@ import (
 	"net/netip"
 	"slices"
 	"sync/atomic"
-	"time"
 
 	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/internal/counting"
 )
 
-// served counts the connections that a service port's endpoints got.
-type served struct {
-	all       *tally
-	endpoints map[netip.AddrPort]*tally // those that the service port has
-}
-
 // tally counts connections and the bytes that pass, to the endpoint (in) and from it (out).
 type tally struct{ connections, in, out atomic.Uint64 }
 
-func (t *tally) traffic(counted bool) connection.Traffic {
-	if !counted {
-		return connection.Traffic{}
+// numbers returns those that config asks for.
+func (t *tally) numbers(config *Config) (connections uint64, traffic connection.Traffic) {
+	if config.CountConnections {
+		connections = t.connections.Load()
 	}
-	return connection.Traffic{BytesIn: t.in.Load(), BytesOut: t.out.Load()}
+	if config.CountTraffic {
+		traffic = connection.Traffic{BytesIn: t.in.Load(), BytesOut: t.out.Load()}
+	}
+	return connections, traffic
 }
 
 // tap counts the bytes of a connection: for the service port, and for the endpoint. That of an
@@ -41,25 +38,20 @@ func (t tap) out(n int64) {
 	t.endpoint.out.Add(uint64(n))
 }
 
-// connected counts a connection to an endpoint.
-func (b *balancer) connected(endpoint netip.AddrPort) {
-	t := b.tapOf(endpoint)
-	t.all.connections.Add(1)
-	t.endpoint.connections.Add(1)
-}
-
-// tapOf returns what counts the bytes of a connection to an endpoint.
-func (b *balancer) tapOf(endpoint netip.AddrPort) tap {
+// connected counts a connection to an endpoint, and returns what counts its bytes.
+func (b *balancer) connected(endpoint netip.AddrPort) tap {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	of := b.served.endpoints[endpoint]
-	if of == nil {
-		of = &tally{}
+	t := tap{&b.all, b.tallies[endpoint]}
+	if t.endpoint == nil {
+		t.endpoint = &tally{}
 		if b.hasEndpoint(endpoint) {
-			b.served.endpoints[endpoint] = of
+			b.tallies[endpoint] = t.endpoint
 		}
 	}
-	return tap{b.served.all, of}
+	t.all.connections.Add(1)
+	t.endpoint.connections.Add(1)
+	return t
 }
 
 // hasEndpoint reports whether an endpoint is in a scope. The caller holds mu.
@@ -71,15 +63,10 @@ func (b *balancer) hasEndpoint(endpoint netip.AddrPort) bool {
 func (b *balancer) counts(config *Config) (of connection.ServicePortCounts) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	connections := func(t *tally) uint64 {
-		if !config.CountConnections {
-			return 0
-		}
-		return t.connections.Load()
-	}
-	of.Connections, of.Traffic = connections(b.served.all), b.served.all.traffic(config.CountTraffic)
-	for endpoint, t := range b.served.endpoints {
-		of.Endpoints = append(of.Endpoints, connection.EndpointCounts{Endpoint: endpoint, Connections: connections(t), Traffic: t.traffic(config.CountTraffic)})
+	of.Connections, of.Traffic = b.all.numbers(config)
+	for endpoint, t := range b.tallies {
+		connections, traffic := t.numbers(config)
+		of.Endpoints = append(of.Endpoints, connection.EndpointCounts{Endpoint: endpoint, Connections: connections, Traffic: traffic})
 	}
 	slices.SortFunc(of.Endpoints, func(a, b connection.EndpointCounts) int { return a.Endpoint.Compare(b.Endpoint) })
 	return of
@@ -102,13 +89,4 @@ func (e *Engine) Counts(context.Context) (connection.Counts, error) {
 	}
 	slices.SortFunc(all.ServicePorts, func(a, b connection.ServicePortCounts) int { return a.Name.Compare(b.Name) })
 	return all, nil
-}
-
-// begin notes when counting began.
-func (e *Engine) begin() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.began.IsZero() {
-		e.began = time.Now()
-	}
 }

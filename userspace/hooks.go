@@ -31,8 +31,12 @@ type Hooks struct {
 	Activate func(ctx context.Context, name changetracker.ServicePortName)
 }
 
-// withDefaults sets the Listen hooks if they are nil.
-func (h Hooks) withDefaults(config net.ListenConfig) Hooks {
+// withDefaults sets the Listen hooks if they are nil. With portals, Multipath TCP is off.
+func (h Hooks) withDefaults(portals bool) Hooks {
+	var config net.ListenConfig
+	if portals {
+		config.SetMultipathTCP(false)
+	}
 	if h.Listen == nil {
 		h.Listen = func(ctx context.Context, at Site) (net.Listener, error) {
 			return config.Listen(ctx, at.Network, at.Addr.String())

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/serviceplane/serviceplane/internal/lightdeps"
+	"github.com/serviceplane/serviceplane/internal/pause"
 )
 
 // NetshOptions are the options of NewNetsh. The zero value suits a Windows node.
@@ -29,11 +30,7 @@ type NetshOptions struct {
 	Local func() ([]netip.Addr, error)
 }
 
-const (
-	defaultNetshInterface = "vEthernet (HNS Internal NIC)"
-	defaultNetshTimeout   = 10 * time.Second
-	netshPoll             = 50 * time.Millisecond
-)
+const netshPoll = 50 * time.Millisecond
 
 // NewNetsh returns the Addresses of a Windows node: it runs netsh to add each VIP to a
 // network interface. It needs administrator rights.
@@ -43,9 +40,9 @@ const (
 //
 // The errors contain the output of netsh.
 func NewNetsh(options NetshOptions) Addresses {
-	options.Interface = cmp.Or(options.Interface, defaultNetshInterface)
+	options.Interface = cmp.Or(options.Interface, "vEthernet (HNS Internal NIC)")
 	options.Command = cmp.Or(options.Command, "netsh")
-	options.Timeout = cmp.Or(options.Timeout, defaultNetshTimeout)
+	options.Timeout = cmp.Or(options.Timeout, 10*time.Second)
 	if options.Local == nil {
 		options.Local = func() ([]netip.Addr, error) { return lightdeps.LocalAddresses("") }
 	}
@@ -135,16 +132,12 @@ func (n *netsh) run(ctx context.Context, arguments []string) error {
 
 // await waits until the system lists an address; netsh returns earlier.
 func (n *netsh) await(ctx context.Context, addr netip.Addr) error {
-	tick := time.NewTicker(netshPoll)
-	defer tick.Stop()
 	for {
 		present, err := n.has(addr)
 		if err != nil || present {
 			return err
 		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
+		if !pause.For(ctx, netshPoll) {
 			return fmt.Errorf("wait for address %v on %q: %w", addr, n.options.Interface, ctx.Err())
 		}
 	}

@@ -4,13 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"math/rand/v2"
 	"net/netip"
+	"slices"
+	"strings"
+	"sync"
 	"syscall"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/pause"
 )
 
 // open opens a socket, inside Config.NetNS: see setServices. It adds the address first if necessary.
@@ -92,37 +98,64 @@ func (s *socket) setConn(listener any) {
 }
 
 func (e *Engine) network(p desired.Protocol) string {
-	network := map[desired.Protocol]string{desired.TCP: "tcp", desired.UDP: "udp"}[p]
-	if e.family == v1.IPv4Protocol {
-		return network + "4"
-	}
-	return network + "6"
+	version := map[v1.IPFamily]string{v1.IPv4Protocol: "4", v1.IPv6Protocol: "6"}[e.family]
+	return strings.ToLower(p.String()) + version
 }
 
 const sweepPeriod = time.Minute
 
 // sweep periodically drops expired session affinities.
 func (e *Engine) sweep(ctx context.Context) {
-	tick := time.NewTicker(sweepPeriod)
-	defer tick.Stop()
-	for {
-		select {
-		case now := <-tick.C:
-			for _, b := range e.balancers() {
-				b.sweep(now)
-			}
-		case <-ctx.Done():
-			return
+	for pause.For(ctx, sweepPeriod) {
+		e.mu.Lock()
+		services := slices.Collect(maps.Values(e.services))
+		e.mu.Unlock()
+		for _, s := range services {
+			s.balancer.sweep(time.Now())
 		}
 	}
 }
 
-func (e *Engine) balancers() []*balancer {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	all := make([]*balancer, 0, len(e.services))
-	for _, s := range e.services {
-		all = append(all, s.balancer)
+var errNoPorts = errors.New("allocate proxy port: all ports of the range are in use: enlarge Config.Ports")
+
+// portPool allocates the ports of a range in ascending order from a random one, so that
+// a released port is reused as late as possible.
+type portPool struct {
+	all PortRange
+
+	mu   sync.Mutex // guards all below
+	next int
+	used map[uint16]bool
+}
+
+func newPortPool(all PortRange) *portPool {
+	p := &portPool{all: all, used: map[uint16]bool{}}
+	p.next = rand.IntN(p.size())
+	return p
+}
+
+func (p *portPool) size() int { return int(p.all.Last-p.all.First) + 1 }
+
+// take allocates a port. Without a range it returns 0, and the system chooses.
+func (p *portPool) take() (uint16, error) {
+	if p.all == (PortRange{}) {
+		return 0, nil
 	}
-	return all
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for range p.size() {
+		port := p.all.First + uint16(p.next)
+		p.next = (p.next + 1) % p.size()
+		if !p.used[port] {
+			p.used[port] = true
+			return port, nil
+		}
+	}
+	return 0, errNoPorts
+}
+
+func (p *portPool) release(port uint16) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.used, port)
 }

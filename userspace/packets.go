@@ -10,8 +10,10 @@ import (
 	"golang.org/x/net/ipv6"
 )
 
-// maxDatagram is larger than any UDP datagram.
-const maxDatagram = 1 << 16
+const (
+	maxDatagram = 1 << 16 // larger than any UDP datagram
+	maxControl  = 128     // larger than what the kernel says of a datagram's destination
+)
 
 // packets reads and writes the datagrams of clients.
 type packets interface {
@@ -42,17 +44,16 @@ func packetsOf(conn net.PacketConn) packets {
 	if !local.IsUnspecified() {
 		return udpPackets{udp}
 	}
-	if four := ipv4.NewPacketConn(udp); local.Is4() { // checked, since Linux accepts the option on IPv6 sockets too
-		if err := four.SetControlMessage(ipv4.FlagDst|ipv4.FlagInterface, true); err == nil {
-			return wildcard4{four}
-		}
+	var err error
+	if local.Is4() { // checked, since Linux accepts the option on IPv6 sockets too
+		err = ipv4.NewPacketConn(udp).SetControlMessage(ipv4.FlagDst|ipv4.FlagInterface, true)
+	} else {
+		err = ipv6.NewPacketConn(udp).SetControlMessage(ipv6.FlagDst|ipv6.FlagInterface, true)
+	}
+	if err != nil {
 		return udpPackets{udp} // the system does not report destinations
 	}
-	six := ipv6.NewPacketConn(udp)
-	if err := six.SetControlMessage(ipv6.FlagDst|ipv6.FlagInterface, true); err == nil {
-		return wildcard6{six}
-	}
-	return udpPackets{udp}
+	return wildcard{udp, local.Is4(), make([]byte, maxControl)}
 }
 
 type udpPackets struct{ conn *net.UDPConn }
@@ -67,44 +68,41 @@ func (p udpPackets) write(datagram []byte, to origin) error {
 	return err
 }
 
-type wildcard4 struct{ conn *ipv4.PacketConn }
+// wildcard is a socket bound to all addresses.
+type wildcard struct {
+	conn *net.UDPConn
+	four bool
+	oob  []byte // of read
+}
 
-func (p wildcard4) read(buffer []byte) (int, origin, error) {
-	n, control, from, err := p.conn.ReadFrom(buffer)
+func (p wildcard) read(buffer []byte) (int, origin, error) {
+	n, size, _, from, err := p.conn.ReadMsgUDPAddrPort(buffer, p.oob)
+	o := origin{client: unmapped(from)}
 	if err != nil {
-		return n, origin{}, err
+		return n, o, err
 	}
-	o := origin{client: addrPort(from)}
-	if control != nil {
+	if p.four {
+		var control ipv4.ControlMessage
+		err = control.Parse(p.oob[:size])
 		o.dst, _ = netip.AddrFromSlice(control.Dst.To4())
+		return n, o, err
 	}
-	return n, o, nil
+	var control ipv6.ControlMessage
+	err = control.Parse(p.oob[:size])
+	if o.dst, _ = netip.AddrFromSlice(control.Dst); o.dst.IsLinkLocalUnicast() {
+		o.ifIndex = control.IfIndex
+	}
+	return n, o, err
 }
 
-func (p wildcard4) write(datagram []byte, to origin) error {
-	_, err := p.conn.WriteTo(datagram, &ipv4.ControlMessage{Src: to.dst.AsSlice()}, net.UDPAddrFromAddrPort(to.client))
-	return err
-}
-
-type wildcard6 struct{ conn *ipv6.PacketConn }
-
-func (p wildcard6) read(buffer []byte) (int, origin, error) {
-	n, control, from, err := p.conn.ReadFrom(buffer)
-	if err != nil {
-		return n, origin{}, err
+func (p wildcard) write(datagram []byte, to origin) error {
+	var oob []byte
+	if p.four {
+		oob = (&ipv4.ControlMessage{Src: to.dst.AsSlice()}).Marshal()
+	} else {
+		oob = (&ipv6.ControlMessage{Src: to.dst.AsSlice(), IfIndex: to.ifIndex}).Marshal()
 	}
-	o := origin{client: addrPort(from)}
-	if control != nil {
-		o.dst, _ = netip.AddrFromSlice(control.Dst)
-		if o.dst.IsLinkLocalUnicast() {
-			o.ifIndex = control.IfIndex
-		}
-	}
-	return n, o, nil
-}
-
-func (p wildcard6) write(datagram []byte, to origin) error {
-	_, err := p.conn.WriteTo(datagram, &ipv6.ControlMessage{Src: to.dst.AsSlice(), IfIndex: to.ifIndex}, net.UDPAddrFromAddrPort(to.client))
+	_, _, err := p.conn.WriteMsgUDPAddrPort(datagram, oob, to.client)
 	return err
 }
 

@@ -1,6 +1,7 @@
 package userspace
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -12,6 +13,7 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/lightdeps"
+	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // socketKey identifies a socket of a service port.
@@ -25,27 +27,35 @@ type socketKey struct {
 // ports are chosen when sockets open, so Plan prints neither their numbers nor the
 // portals.
 func (e *Engine) Plan(update desired.Update) (string, error) {
-	planner := &Engine{config: e.config, family: e.family, portals: e.portals, globals: update.Globals}
-	if err := planner.chooseAddress(&update); err != nil {
-		return "", err
-	}
 	var text strings.Builder
-	for s := range update.Services() {
-		if s.Protocol == desired.SCTP {
-			continue // not supported
-		}
-		listeners, err := planner.listeners(s)
-		if err != nil {
-			return "", err
-		}
+	err := e.eachPlanned(&update, func(s *desired.Service, listeners map[socketKey]policy) {
 		lines := make([]string, 0, len(listeners))
 		for key, p := range listeners {
 			lines = append(lines, fmt.Sprintf("  %v: %s -> %v %v\n", key.role, placeText(key.addr), p.action, s.Endpoints(p.scope)))
 		}
 		slices.Sort(lines)
 		fmt.Fprintf(&text, "%v\n%s", s.Name, strings.Join(lines, ""))
+	})
+	return text.String(), err
+}
+
+// eachPlanned calls visit with where a new engine would listen for each service port. SCTP is not supported.
+func (e *Engine) eachPlanned(update *desired.Update, visit func(*desired.Service, map[socketKey]policy)) error {
+	planner := &Engine{config: e.config, family: e.family, portals: e.portals, globals: update.Globals}
+	if err := planner.chooseAddress(update); err != nil {
+		return err
 	}
-	return text.String(), nil
+	for s := range update.Services() {
+		if s.Protocol == desired.SCTP {
+			continue
+		}
+		listeners, err := planner.listeners(s)
+		if err != nil {
+			return err
+		}
+		visit(s, listeners)
+	}
+	return nil
 }
 
 // plan returns where the service ports of the Changes listen. It moves the sockets that
@@ -132,14 +142,21 @@ func (e *Engine) chooseAddress(update *desired.Update) error {
 
 // listeners returns where a service port listens, with the policy of each socket.
 func (e *Engine) listeners(s *desired.Service) (map[socketKey]policy, error) {
-	if e.config.Place == PlaceFrontends {
-		return e.frontendListeners(s)
-	}
 	at := netip.AddrPortFrom(e.proxyAddr, 0)
 	listeners := map[socketKey]policy{}
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
-		if e.portals == nil {
+		switch {
+		case e.config.Place == PlaceFrontends:
+			addrs, err := e.frontendAddrs(f)
+			if err != nil {
+				return nil, err
+			}
+			for _, addr := range addrs {
+				listeners[socketKey{roleOf(f), netip.AddrPortFrom(addr, f.Port)}] = policyOf(f, &e.globals)
+			}
+			continue
+		case e.portals == nil:
 			listeners[socketKey{roleOf(f), at}] = policyOf(f, &e.globals)
 			continue
 		}
@@ -153,34 +170,15 @@ func (e *Engine) listeners(s *desired.Service) (map[socketKey]policy, error) {
 	return listeners, nil
 }
 
-// frontendListeners is listeners for PlaceFrontends.
-func (e *Engine) frontendListeners(s *desired.Service) (map[socketKey]policy, error) {
-	listeners := map[socketKey]policy{}
-	for i := range s.Frontends {
-		f := &s.Frontends[i]
-		addrs := []netip.Addr{f.VIP}
-		if f.Kind == desired.NodePort {
-			var err error
-			if addrs, err = e.nodePortAddrs(); err != nil {
-				return nil, err
-			}
-		}
-		for _, addr := range addrs {
-			listeners[socketKey{roleOf(f), netip.AddrPortFrom(addr, f.Port)}] = policyOf(f, &e.globals)
-		}
-	}
-	return listeners, nil
-}
-
-// nodePortAddrs returns the addresses to listen on for node ports. If all addresses
+// frontendAddrs returns the addresses of a frontend to listen on. If all addresses
 // accept node ports, it is the unspecified address.
-func (e *Engine) nodePortAddrs() (addrs []netip.Addr, err error) {
+func (e *Engine) frontendAddrs(f *desired.Frontend) (addrs []netip.Addr, err error) {
+	if f.Kind != desired.NodePort {
+		return []netip.Addr{f.VIP}, nil
+	}
 	accepted := e.globals.NodePortAddresses
-	if slices.ContainsFunc(accepted, func(p netip.Prefix) bool { return p.Bits() == 0 }) {
-		if e.family == v1.IPv4Protocol {
-			return []netip.Addr{netip.IPv4Unspecified()}, nil
-		}
-		return []netip.Addr{netip.IPv6Unspecified()}, nil
+	if i := slices.IndexFunc(accepted, func(p netip.Prefix) bool { return p.Bits() == 0 }); i >= 0 {
+		return []netip.Addr{accepted[i].Masked().Addr()}, nil
 	}
 	if len(accepted) == 0 {
 		return nil, nil
@@ -210,4 +208,72 @@ func roleOf(f *desired.Frontend) Role {
 	default:
 		return RoleExternal
 	}
+}
+
+// Verify is for proxier.Abilities: it compares the open sockets with those that a new engine
+// would open, and on Linux asks the kernel whether each still serves, since root can close sockets of
+// others. It asks the engine of the portals too. SCTP, which is not proxied, is no difference.
+func (e *Engine) Verify(ctx context.Context, update desired.Update) (report proxier.Verification, err error) {
+	portals := desired.Update{Family: update.Family, Full: true, Globals: update.Globals}
+	known := map[changetracker.ServicePortName]bool{}
+	err = e.eachPlanned(&update, func(want *desired.Service, listeners map[socketKey]policy) {
+		known[want.Name] = true
+		s := e.services[want.Name]
+		compareSockets(&report, want.Name, listeners, s)
+		if s != nil && e.portals != nil {
+			portals.Changes = append(portals.Changes, desired.ChangesTo(e.portalOf(s, want))...)
+		}
+	})
+	if err != nil {
+		return report, err
+	}
+	for name, s := range e.services {
+		if !known[name] {
+			compareSockets(&report, name, nil, s)
+		}
+	}
+	if e.portals != nil && e.portals.Abilities().Verify != nil {
+		inPortals, err := e.portals.Abilities().Verify(ctx, portals)
+		report.Checked += inPortals.Checked
+		report.Differences = append(report.Differences, inPortals.Differences...)
+		if err != nil {
+			return report, fmt.Errorf("portals: %w", err)
+		}
+	}
+	return report, nil
+}
+
+// compareSockets compares the sockets of one service port; s may be nil.
+func compareSockets(report *proxier.Verification, name changetracker.ServicePortName, want map[socketKey]policy, s *service) {
+	var have map[socketKey]*socket
+	if s != nil {
+		have = s.sockets
+	}
+	differs := func(key socketKey, problem, text string) {
+		report.Differences = append(report.Differences, proxier.Difference{
+			Object: fmt.Sprintf("socket of role %v of %v at %v", key.role, name, placeText(key.addr)), Problem: problem, Have: text, Service: name,
+		})
+	}
+	for key := range want {
+		if report.Checked++; have[key] == nil {
+			differs(key, proxier.DifferenceMissing, "")
+		}
+	}
+	for key, socket := range have {
+		_, wanted := want[key]
+		switch {
+		case !wanted:
+			differs(key, proxier.DifferenceUnexpected, socket.site.Addr.String())
+		case socket.isLost():
+			differs(key, proxier.DifferenceMissing, "") // another program has closed it
+		}
+	}
+}
+
+// placeText is where a socket listens; port 0 means any proxy port.
+func placeText(at netip.AddrPort) string {
+	if at.Port() == 0 {
+		return at.Addr().String() + ", any proxy port"
+	}
+	return at.String()
 }

@@ -2,6 +2,9 @@ package userspace
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/serviceplane/serviceplane/changetracker"
@@ -43,29 +46,29 @@ func (e *Engine) applyPortals(ctx context.Context, update *desired.Update, faile
 // current portal.
 func (e *Engine) portalUpdate(update *desired.Update, failed map[changetracker.ServicePortName]bool) desired.Update {
 	portals := desired.Update{Family: update.Family, Full: update.Full, Globals: update.Globals}
-	removed := slices.Collect(update.Removed())
-	var services []*desired.Service
+	set := func(name changetracker.ServicePortName, portal *desired.Service) {
+		portals.Changes = append(portals.Changes, desired.Change{Name: name, After: portal})
+	}
+	for name := range update.Removed() {
+		set(name, nil)
+	}
 	for want := range update.Services() {
 		s := e.services[want.Name]
 		switch {
 		case s == nil: // SCTP; the port may have had another protocol before
 			if !update.Full {
-				removed = append(removed, want.Name)
+				set(want.Name, nil)
 			}
 		case failed[want.Name]:
 			if update.Full && s.portal != nil {
-				services = append(services, s.portal)
+				set(want.Name, s.portal)
 			}
 		default:
 			if p := e.portalOf(s, want); update.Full || !samePortal(p, s.portal) {
-				services = append(services, p)
+				set(want.Name, p)
 			}
 		}
 	}
-	for _, name := range removed {
-		portals.Changes = append(portals.Changes, desired.Change{Name: name})
-	}
-	portals.Changes = append(portals.Changes, desired.ChangesTo(services...)...)
 	return portals
 }
 
@@ -107,4 +110,61 @@ func (e *Engine) portalOf(s *service, want *desired.Service) *desired.Service {
 func samePortal(a, b *desired.Service) bool {
 	return b != nil && a.Protocol == b.Protocol && a.Cluster.Equal(b.Cluster) && a.Local.Equal(b.Local) &&
 		slices.EqualFunc(a.Frontends, b.Frontends, desired.Frontend.Equal)
+}
+
+// reservations are the ports of the node for which a service port's portals have rules.
+// The engine binds them, so that no other program of this machine can use them, and so
+// that a port that is in use already is an error. The values are descriptors.
+type reservations map[netip.AddrPort]int
+
+// reservation returns the port that a frontend must reserve. Node ports need one, and
+// so do VIPs that are the node's own address.
+func (e *Engine) reservation(f *desired.Frontend) (at netip.AddrPort, needed bool) {
+	needed = f.VIP == e.proxyAddr
+	if f.Kind == desired.NodePort {
+		needed = len(e.globals.NodePortAddresses) > 0
+	}
+	return netip.AddrPortFrom(e.proxyAddr, f.Port), needed && !e.config.ShareNodePorts
+}
+
+// releaseUnneeded releases the ports that a service port no longer needs, before another
+// one reserves them.
+func (e *Engine) releaseUnneeded(s *service, want *desired.Service) {
+	for at, fd := range s.reservations {
+		isNeeded := func(f desired.Frontend) bool {
+			of, ok := e.reservation(&f)
+			return ok && of == at
+		}
+		if !slices.ContainsFunc(want.Frontends, isNeeded) {
+			closeReservation(fd)
+			delete(s.reservations, at)
+			e.config.Budget.listen(-1)
+		}
+	}
+}
+
+// reserve reserves the ports of a service port's frontends. The error names those that
+// another program uses.
+func (e *Engine) reserve(s *service, want *desired.Service) error {
+	var errs []error
+	for i := range want.Frontends {
+		f := &want.Frontends[i]
+		at, ok := e.reservation(f)
+		if !ok || s.reservations.has(at) {
+			continue
+		}
+		fd, err := reservePort(e.config.NetNS, want.Protocol, at)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("reserve port %v for %v: %w", at, want.Key(f), err))
+			continue
+		}
+		s.reservations[at] = fd
+		e.config.Budget.listen(1)
+	}
+	return errors.Join(errs...)
+}
+
+func (r reservations) has(at netip.AddrPort) bool {
+	_, ok := r[at]
+	return ok
 }

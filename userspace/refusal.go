@@ -29,21 +29,19 @@ func (r *refuser) refuse(client, dialled netip.AddrPort) {
 	if r.closed {
 		return
 	}
-	four := client.Addr().Is4()
+	network, any, message := "ip6:ipv6-icmp", "::", icmp.Message{Type: ipv6.ICMPTypeDestinationUnreachable, Code: 4}
+	datagram := datagram6
+	if client.Addr().Is4() {
+		network, any, message = "ip4:icmp", "0.0.0.0", icmp.Message{Type: ipv4.ICMPTypeDestinationUnreachable, Code: 3}
+		datagram = datagram4
+	}
 	if r.conn == nil {
-		network, any := "ip6:ipv6-icmp", "::"
-		if four {
-			network, any = "ip4:icmp", "0.0.0.0"
-		}
 		if err := r.inside(func() (err error) { r.conn, err = icmp.ListenPacket(network, any); return err }); err != nil {
 			r.closed = true
 			return
 		}
 	}
-	message := icmp.Message{Type: ipv6.ICMPTypeDestinationUnreachable, Code: 4, Body: &icmp.DstUnreach{Data: datagram6(client, dialled)}}
-	if four {
-		message = icmp.Message{Type: ipv4.ICMPTypeDestinationUnreachable, Code: 3, Body: &icmp.DstUnreach{Data: datagram4(client, dialled)}}
-	}
+	message.Body = &icmp.DstUnreach{Data: datagram(client, dialled)}
 	if text, err := message.Marshal(nil); err == nil {
 		_, _ = r.conn.WriteTo(text, &net.IPAddr{IP: client.Addr().AsSlice(), Zone: client.Addr().Zone()}) // one more that is lost
 	}

@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -15,7 +16,6 @@ import (
 
 	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/internal/pause"
 )
 
 // socket is one listening socket of a service port.
@@ -51,13 +51,14 @@ func (s *socket) scopeOf(client netip.Addr) desired.Scope {
 	return scope
 }
 
-// quit closes the socket for clients, and ends the connections that wait for endpoints. Other
-// TCP connections continue.
+// quit closes the socket for clients, releases its port, and ends the connections that wait for
+// endpoints. Other TCP connections continue, and drain.
 func (s *socket) quit() {
 	s.once.Do(func() {
 		s.stop()
 		s.close()
 		s.config.Budget.listen(-1)
+		s.ports.release(s.requested.Port())
 	})
 }
 
@@ -74,22 +75,6 @@ const (
 // handshakeGrace is how long a socket still accepts after no portal leads to it: a
 // client's SYN may be on its way, and a lost one is repeated after a second (RFC 6298).
 const handshakeGrace = 1500 * time.Millisecond
-
-// closeAfter calls quit after a delay, and then release. TCP connections drain.
-func (s *socket) closeAfter(delay time.Duration, release func()) {
-	end := func() {
-		s.quit()
-		release()
-	}
-	if delay == 0 {
-		end()
-		return
-	}
-	s.running.Go(func() {
-		pause.For(s.connCtx, delay)
-		end()
-	})
-}
 
 // take calls Budget.take for a client of this socket, and logs a shortage.
 func (s *socket) take(client netip.Addr, n int, replace bool, end func()) *lease {
@@ -198,7 +183,6 @@ func (s *socket) attempt(ctx context.Context, c Connection, r *connection.Report
 		return nil, fmt.Errorf("dial %v: %w", endpoint, err)
 	}
 	r.Endpoint = endpoint
-	s.balancer.connected(endpoint)
 	return conn, nil
 }
 
@@ -216,3 +200,56 @@ func addrPort(a net.Addr) netip.AddrPort {
 }
 
 func unmapped(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
+
+// goal is the wanted state, for what is not about one service port.
+type goal struct {
+	now     *desired.Resolved
+	globals desired.Globals
+}
+
+// leadsBack returns an error if an endpoint is a frontend: a connection to it would come back to a
+// proxy of this node, and with a Service that is its own endpoint, or two that are each other's, go
+// round for ever (PKT-95).
+func (s *socket) leadsBack(endpoint netip.AddrPort) error {
+	w := s.goal.Load()
+	if w == nil {
+		return nil
+	}
+	key := desired.Key{VIP: endpoint.Addr(), Protocol: s.protocol, Port: endpoint.Port()}
+	owner, is := w.now.Owner(key)
+	if !is {
+		key.VIP = netip.Addr{}
+		owner, is = w.now.Owner(key)
+		is = is && w.globals.TakesNodePorts(endpoint.Addr()) && s.isLocal(endpoint)
+	}
+	if !is {
+		return nil
+	}
+	return fmt.Errorf("%w: it is a frontend of %v: name pods in the EndpointSlice instead", errLeadsBack, owner)
+}
+
+// isLocal reports whether an address is the node's own: then the kernel chooses it as the source, too.
+func (s *socket) isLocal(a netip.AddrPort) (is bool) {
+	_ = s.refuser.inside(func() error {
+		conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(a)) // sends nothing
+		if err != nil {
+			return err
+		}
+		is = addrPort(conn.LocalAddr()).Addr() == a.Addr()
+		return conn.Close()
+	})
+	return is
+}
+
+// Why a connection or a UDP flow was not served, or was ended.
+var (
+	errNotViaPortal  = errors.New("refuse client: it connected to the proxy port directly, and not through a portal")
+	errNotAdmitted   = errors.New("refuse client: its source address is not in loadBalancerSourceRanges")
+	errNoEndpoints   = errors.New("no endpoints")
+	errLeadsBack     = errors.New("the endpoint leads back to this proxy")
+	errHoldFull      = errors.New("no endpoints, and too many connections wait for them already: see Hold.MaxPerService")
+	errNoDescriptors = errors.New("no free descriptor, and the service port has its fair share: raise the limit of open files")
+	// errCut means that the engine closed, or that Config.Drain expired.
+	errCut     = errors.New("ended by the proxy")
+	errEvicted = fmt.Errorf("%w: other clients need its descriptors: raise the limit of open files", errCut)
+)

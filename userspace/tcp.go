@@ -145,7 +145,7 @@ func (t *tcpSocket) newRelay(ctx, connCtx context.Context, conn net.Conn) (*rela
 		r.Err = err
 		return nil, r
 	}
-	j := &relay{client: conn, upstream: upstream, first: c.first.taken(), buffers: &t.buffers, tap: t.balancer.tapOf(r.Endpoint)}
+	j := &relay{client: conn, upstream: upstream, first: c.first.taken(), buffers: &t.buffers, tap: t.balancer.connected(r.Endpoint)}
 	if t.config.ProxyProtocol {
 		j.header = proxyHeader(c.Client, c.Dialled)
 	}

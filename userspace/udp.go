@@ -202,9 +202,10 @@ func (u *udpSocket) connect(ctx context.Context, c Connection, f *udpFlow) (err 
 	if f.upstream, err = u.attempt(ctx, c, f.report, endpoint, u.config.DialTimeouts[0]); err != nil {
 		f.lease.release()
 		f.report.Outcome = connection.Unreachable
+		return err
 	}
-	f.tap = u.balancer.tapOf(endpoint)
-	return err
+	f.tap = u.balancer.connected(endpoint)
+	return nil
 }
 
 // answer forwards an endpoint's datagrams to the client until the flow is idle for too

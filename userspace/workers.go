@@ -43,6 +43,3 @@ func (w *workers) work(ctx context.Context, f func()) {
 		}
 	}
 }
-
-// Wait waits until no goroutine is left.
-func (w *workers) Wait() { w.running.Wait() }

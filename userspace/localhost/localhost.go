@@ -60,11 +60,17 @@ func NewEngine(config userspace.Config, family v1.IPFamily, kernel proxier.Engin
 		return nil, err
 	}
 	config.Place = userspace.PlaceFrontends
+	bound := net.ListenConfig{Control: bindToLoopback}
+	bound.SetMultipathTCP(false)
 	if config.Hooks.Listen == nil {
-		config.Hooks.Listen = listen
+		config.Hooks.Listen = func(ctx context.Context, at userspace.Site) (net.Listener, error) {
+			return bound.Listen(ctx, at.Network, at.Addr.String())
+		}
 	}
 	if config.Hooks.ListenPacket == nil {
-		config.Hooks.ListenPacket = listenPacket
+		config.Hooks.ListenPacket = func(ctx context.Context, at userspace.Site) (net.PacketConn, error) {
+			return bound.ListenPacket(ctx, at.Network, at.Addr.String())
+		}
 	}
 	sockets, err := userspace.NewEngine(config, family, deps)
 	if err != nil {
@@ -90,17 +96,6 @@ func validate(c *userspace.Config, kernel proxier.Engine) error {
 		errs = append(errs, fmt.Errorf("%w: no engine to wrap", proxier.ErrInvalidConfig))
 	}
 	return errors.Join(errs...)
-}
-
-func listen(ctx context.Context, at userspace.Site) (net.Listener, error) {
-	config := net.ListenConfig{Control: bindToLoopback}
-	config.SetMultipathTCP(false)
-	return config.Listen(ctx, at.Network, at.Addr.String())
-}
-
-func listenPacket(ctx context.Context, at userspace.Site) (net.PacketConn, error) {
-	config := net.ListenConfig{Control: bindToLoopback}
-	return config.ListenPacket(ctx, at.Network, at.Addr.String())
 }
 
 // Abilities are those of the wrapped engine. Plan and Dump print the sockets too, and Counts adds the
