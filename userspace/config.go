@@ -9,7 +9,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/invalid"
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -154,22 +153,5 @@ func (c *Config) validateListen(bad func(field, format string, args ...any)) {
 	}
 	if c.Portals != nil && slices.ContainsFunc(c.Listen, netip.Addr.IsUnspecified) {
 		bad("Listen", "%v: want an address that portals can lead to", c.Listen)
-	}
-}
-
-// listenAddr returns the address of proxy ports of a family; ok is false if the config
-// does not determine it.
-func (c *Config) listenAddr(family v1.IPFamily, node []netip.Addr) (addr netip.Addr, ok bool) {
-	inFamily := func(a netip.Addr) bool { return a.Is4() == (family == v1.IPv4Protocol) }
-	if i := slices.IndexFunc(c.Listen, inFamily); i >= 0 {
-		return c.Listen[i], true
-	}
-	switch {
-	case c.Portals == nil:
-		return desired.Localhost(family), true
-	case len(node) > 0:
-		return node[0], true
-	default:
-		return netip.Addr{}, false
 	}
 }

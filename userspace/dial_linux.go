@@ -116,12 +116,9 @@ func (c endpointConn) control(f func(fd int) error) error {
 
 // tcp returns the connection with access to its socket, if it is TCP.
 func tcp(conn net.Conn) (socket syscall.Conn, ok bool) {
-	switch conn := conn.(type) {
-	case *net.TCPConn:
-		return conn, true
-	case endpointConn:
-		return conn, true
-	default:
-		return nil, false
+	switch conn.(type) {
+	case *net.TCPConn, endpointConn:
+		socket, ok = conn.(syscall.Conn)
 	}
+	return socket, ok
 }

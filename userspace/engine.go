@@ -168,9 +168,16 @@ func (e *Engine) flowEnds(update *desired.Update) map[changetracker.ServicePortN
 // Abilities implements proxier.Engine. Watch watches the portals; Dump prints the sockets and the portals;
 // Descriptors are the figures of Config.Budget.
 func (e *Engine) Abilities() proxier.Abilities {
-	can := proxier.Abilities{Watch: e.watch, Plan: e.Plan, Dump: e.Dump, Counts: e.Counts, Verify: e.Verify, Descriptors: e.config.Budget.Descriptors}
+	can := proxier.Abilities{Plan: e.Plan, Dump: e.Dump, Counts: e.Counts, Verify: e.Verify, Descriptors: e.config.Budget.Descriptors}
 	if e.portals != nil {
-		can.OwnsNames = e.portals.Abilities().OwnsNames
+		portals := e.portals.Abilities()
+		can.OwnsNames, can.Watch = portals.OwnsNames, portals.Watch
+	}
+	if can.Watch == nil {
+		can.Watch = func(ctx context.Context, _ func(proxier.Damage)) error {
+			<-ctx.Done()
+			return nil
+		}
 	}
 	return can
 }
@@ -184,16 +191,6 @@ func (e *Engine) Traits(s *desired.Service) desired.Traits {
 	}
 	t.SourceLost, t.LeastConnections, t.NoHash, t.Scheduler = true, policies.LeastConnections, policies.NoHash, policies.Scheduler
 	return t
-}
-
-func (e *Engine) watch(ctx context.Context, damaged func(proxier.Damage)) error {
-	if e.portals != nil {
-		if watch := e.portals.Abilities().Watch; watch != nil {
-			return watch(ctx, damaged)
-		}
-	}
-	<-ctx.Done()
-	return nil
 }
 
 // Dump is for Abilities.

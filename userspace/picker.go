@@ -50,20 +50,16 @@ func (p *picker) update(s *desired.Service, scope desired.Scope) {
 }
 
 func (p *picker) continueAt(endpoints []netip.AddrPort) {
-	if len(p.endpoints) > 0 && len(endpoints) > 0 {
-		p.next, _ = slices.BinarySearchFunc(endpoints, p.endpoints[p.next%len(p.endpoints)], netip.AddrPort.Compare)
-	}
-	wasEmpty := len(p.endpoints) == 0
-	if wasEmpty && len(endpoints) > 0 { // nodes begin with different endpoints
-		p.next = rand.IntN(len(endpoints))
-	}
-	p.endpoints = endpoints
-	switch {
-	case wasEmpty && len(endpoints) > 0:
+	switch was, is := len(p.endpoints), len(endpoints); {
+	case was > 0 && is > 0:
+		p.next, _ = slices.BinarySearchFunc(endpoints, p.endpoints[p.next%was], netip.AddrPort.Compare)
+	case is > 0:
+		p.next = rand.IntN(is) // nodes begin with different endpoints
 		close(p.arrived)
-	case !wasEmpty && len(endpoints) == 0:
+	case was > 0:
 		p.arrived = make(chan struct{})
 	}
+	p.endpoints = endpoints
 }
 
 func (p *picker) has(endpoint netip.AddrPort) bool {

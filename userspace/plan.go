@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -31,7 +32,7 @@ func (e *Engine) Plan(update desired.Update) (string, error) {
 	err := e.eachPlanned(&update, func(s *desired.Service, listeners map[socketKey]policy) {
 		lines := make([]string, 0, len(listeners))
 		for key, p := range listeners {
-			lines = append(lines, fmt.Sprintf("  %v: %s -> %v %v\n", key.role, placeText(key.addr), p.action, s.Endpoints(p.scope)))
+			lines = append(lines, fmt.Sprintf("  %v: %s -> %v %v\n", key.role, placeText(key.addr), p.Action, s.Endpoints(p.Scope)))
 		}
 		slices.Sort(lines)
 		fmt.Fprintf(&text, "%v\n%s", s.Name, strings.Join(lines, ""))
@@ -95,20 +96,15 @@ func (e *Engine) plan(update *desired.Update) ([]map[socketKey]policy, error) {
 }
 
 // missing returns the service ports that a full update does not contain.
-func (e *Engine) missing(update *desired.Update) (names []changetracker.ServicePortName) {
+func (e *Engine) missing(update *desired.Update) []changetracker.ServicePortName {
 	if !update.Full {
 		return nil
 	}
-	wanted := make(map[changetracker.ServicePortName]bool, len(update.Changes))
+	missing := maps.Clone(e.services)
 	for i := range update.Changes {
-		wanted[update.Changes[i].Name] = true
+		delete(missing, update.Changes[i].Name)
 	}
-	for name := range e.services {
-		if !wanted[name] {
-			names = append(names, name)
-		}
-	}
-	return names
+	return slices.Collect(maps.Keys(missing))
 }
 
 var errNoAddress = errors.New("choose the address of proxy ports: this machine has no address of the IP family: set Config.Listen")
@@ -116,11 +112,19 @@ var errNoAddress = errors.New("choose the address of proxy ports: this machine h
 // chooseAddress chooses the address of proxy ports. An address found on an interface
 // is kept until the next full update.
 func (e *Engine) chooseAddress(update *desired.Update) error {
-	if addr, known := e.config.listenAddr(e.family, update.Globals.NodeAddresses); known {
-		e.proxyAddr = addr
+	inFamily := func(a netip.Addr) bool { return a.Is4() == (e.family == v1.IPv4Protocol) }
+	node := update.Globals.NodeAddresses
+	switch i := slices.IndexFunc(e.config.Listen, inFamily); {
+	case i >= 0:
+		e.proxyAddr = e.config.Listen[i]
 		return nil
-	}
-	if !update.Full && e.proxyAddr.IsValid() {
+	case e.config.Portals == nil:
+		e.proxyAddr = desired.Localhost(e.family)
+		return nil
+	case len(node) > 0:
+		e.proxyAddr = node[0]
+		return nil
+	case !update.Full && e.proxyAddr.IsValid():
 		return nil
 	}
 	e.proxyAddr = netip.Addr{}
@@ -129,7 +133,7 @@ func (e *Engine) chooseAddress(update *desired.Update) error {
 		return err
 	}
 	for _, addr := range local {
-		if addr.Is4() == (e.family == v1.IPv4Protocol) && addr.IsGlobalUnicast() {
+		if inFamily(addr) && addr.IsGlobalUnicast() {
 			e.proxyAddr = addr
 			return nil
 		}
@@ -153,18 +157,18 @@ func (e *Engine) listeners(s *desired.Service) (map[socketKey]policy, error) {
 				return nil, err
 			}
 			for _, addr := range addrs {
-				listeners[socketKey{roleOf(f), netip.AddrPortFrom(addr, f.Port)}] = policyOf(f, &e.globals)
+				listeners[socketKey{roleOf(f), netip.AddrPortFrom(addr, f.Port)}] = policy{f, e.globals.PodCIDRs, e.globals.NodeAddresses}
 			}
 			continue
 		case e.portals == nil:
-			listeners[socketKey{roleOf(f), at}] = policyOf(f, &e.globals)
+			listeners[socketKey{roleOf(f), at}] = policy{f, e.globals.PodCIDRs, e.globals.NodeAddresses}
 			continue
 		}
 		if f.Scope == desired.ScopeLocal {
-			listeners[socketKey{RoleLocal, at}] = policy{scope: desired.ScopeLocal, action: desired.Forward}
+			listeners[socketKey{RoleLocal, at}] = toLocal
 		}
 		if f.Scope == desired.ScopeCluster || f.ShortCircuit {
-			listeners[socketKey{RoleCluster, at}] = policy{scope: desired.ScopeCluster, action: desired.Forward}
+			listeners[socketKey{RoleCluster, at}] = toCluster
 		}
 	}
 	return listeners, nil
@@ -215,9 +219,9 @@ func roleOf(f *desired.Frontend) Role {
 // others. It asks the engine of the portals too. SCTP, which is not proxied, is no difference.
 func (e *Engine) Verify(ctx context.Context, update desired.Update) (report proxier.Verification, err error) {
 	portals := desired.Update{Family: update.Family, Full: true, Globals: update.Globals}
-	known := map[changetracker.ServicePortName]bool{}
+	unknown := maps.Clone(e.services)
 	err = e.eachPlanned(&update, func(want *desired.Service, listeners map[socketKey]policy) {
-		known[want.Name] = true
+		delete(unknown, want.Name)
 		s := e.services[want.Name]
 		compareSockets(&report, want.Name, listeners, s)
 		if s != nil && e.portals != nil {
@@ -227,10 +231,8 @@ func (e *Engine) Verify(ctx context.Context, update desired.Update) (report prox
 	if err != nil {
 		return report, err
 	}
-	for name, s := range e.services {
-		if !known[name] {
-			compareSockets(&report, name, nil, s)
-		}
+	for name, s := range unknown {
+		compareSockets(&report, name, nil, s)
 	}
 	if e.portals != nil && e.portals.Abilities().Verify != nil {
 		inPortals, err := e.portals.Abilities().Verify(ctx, portals)
