@@ -2,10 +2,11 @@ package metrics
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -23,7 +24,7 @@ const (
 	others = "others"
 )
 
-// numbers of a service port, in the order of countCollector.numbers.
+// numbers of a service port, in the order of numbersOf.
 const (
 	connectionsOf = iota
 	packetsIn
@@ -39,12 +40,11 @@ func numbersOf(p *connection.ServicePortCounts) numbers {
 	return numbers{p.Connections, p.Traffic.PacketsIn, p.Traffic.PacketsOut, p.Traffic.BytesIn, p.Traffic.BytesOut}
 }
 
-// countCollector collects the numbers of service ports at each scrape.
-type countCollector struct {
-	connections, packets, bytes, losses *prometheus.Desc
-	sources                             *sources
-	families                            []v1.IPFamily
-	most                                int // series of service ports, in each family
+// counted collects the numbers of service ports.
+type counted struct {
+	connections, packets, bytes metric
+	families                    []v1.IPFamily
+	most                        int // series of service ports, in each family
 
 	mu       sync.Mutex // guards all below
 	byFamily map[v1.IPFamily]*countSeries
@@ -57,19 +57,15 @@ type countSeries struct {
 	sum   numbers
 }
 
-func newCountCollector(s *sources, o *Options) *countCollector {
-	const service = "service"
+// ofCounts has the numbers of service ports.
+func (s *scraped) ofCounts(o *Options) {
 	labels := []string{labelFamily, labelNamespace, labelService, labelPort, labelProtocol}
+	directed := append(slices.Clip(labels), labelDirection)
 	const rest = "; service others is the sum of the service ports that have no series of their own."
-	desc := func(name, help string, labels ...string) *prometheus.Desc {
-		return prometheus.NewDesc(prometheus.BuildFQName(serviceplane, "", name), help, labels, nil)
-	}
-	c := &countCollector{
-		connections: desc(service+"_new_connections_total", "New connections to a service port that were sent to an endpoint"+rest, labels...),
-		packets:     desc(service+"_traffic_packets_total", "Packets of a service port to its endpoints (in) and from them (out)"+rest, append(labels, labelDirection)...),
-		bytes:       desc(service+"_traffic_bytes_total", "Bytes of a service port to its endpoints (in) and from them (out)"+rest, append(labels, labelDirection)...),
-		losses:      desc("traffic_losses_total", "How often the kernel dropped notifications of connections that had ended; each time, some traffic was not counted."),
-		sources:     s,
+	c := &counted{
+		connections: s.counter("serviceplane_service_new_connections_total", "New connections to a service port that were sent to an endpoint"+rest, labels...),
+		packets:     s.counter("serviceplane_service_traffic_packets_total", "Packets of a service port to its endpoints (in) and from them (out)"+rest, directed...),
+		bytes:       s.counter("serviceplane_service_traffic_bytes_total", "Bytes of a service port to its endpoints (in) and from them (out)"+rest, directed...),
 		families:    o.Families,
 		most:        o.MaxCounted,
 		byFamily:    map[v1.IPFamily]*countSeries{},
@@ -77,29 +73,25 @@ func newCountCollector(s *sources, o *Options) *countCollector {
 	for _, family := range o.Families {
 		c.byFamily[family] = &countSeries{own: map[changetracker.ServicePortName]bool{}, other: map[changetracker.ServicePortName]numbers{}}
 	}
-	return c
+	losses := s.counter("serviceplane_traffic_losses_total", "How often the kernel dropped notifications of connections that had ended; each time, some traffic was not counted.")
+	s.read(func(from *Sources, out sink) {
+		if from.Counts == nil {
+			return
+		}
+		if lost, traffic := c.collect(from, out); traffic {
+			losses(out, float64(lost))
+		}
+	})
 }
 
-// Describe implements prometheus.Collector.
-func (c *countCollector) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.connections, c.packets, c.bytes, c.losses} {
-		out <- d
-	}
-}
-
-// Collect implements prometheus.Collector.
-func (c *countCollector) Collect(out chan<- prometheus.Metric) {
-	read := c.sources.now().Counts
-	if read == nil {
-		return
-	}
+// collect sends the numbers of all families. It returns the losses, if an engine counts traffic.
+func (c *counted) collect(from *Sources, out sink) (losses uint64, traffic bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), countsTimeout) //nolint:forbidigo // a scrape has none
 	defer cancel()
-	losses, traffic := uint64(0), false
 	for _, family := range c.families {
-		counts, err := read(ctx, family)
+		counts, err := from.Counts(ctx, family)
 		if err != nil {
 			continue // the engine cannot count, or the next scrape has the numbers
 		}
@@ -108,29 +100,26 @@ func (c *countCollector) Collect(out chan<- prometheus.Metric) {
 			c.send(out, family, n, values, &counts)
 		})
 	}
-	if traffic {
-		out <- prometheus.MustNewConstMetric(c.losses, prometheus.CounterValue, float64(losses))
-	}
+	return losses, traffic
 }
 
 // send sends the numbers of a service port that are known: engines that count no connections have
 // none, and some count bytes but no packets.
-func (c *countCollector) send(out chan<- prometheus.Metric, family v1.IPFamily, n changetracker.ServicePortName, values numbers, counts *connection.Counts) {
+func (c *counted) send(out sink, family v1.IPFamily, n changetracker.ServicePortName, values numbers, counts *connection.Counts) {
 	labels := []string{string(family), n.Namespace, n.Name, n.Port, string(n.Protocol)}
-	one := func(desc *prometheus.Desc, value uint64, more ...string) {
-		out <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(value), append(labels, more...)...)
-	}
 	if counts.Connections {
-		one(c.connections, values[connectionsOf])
+		c.connections(out, float64(values[connectionsOf]), labels...)
+	}
+	both := func(send metric, in, back uint64) {
+		send(out, float64(in), append(labels, "in")...)
+		send(out, float64(back), append(labels, "out")...)
 	}
 	hasBytes, hasPackets := values[bytesIn]+values[bytesOut] > 0, values[packetsIn]+values[packetsOut] > 0
 	if hasBytes || counts.Traffic {
-		one(c.bytes, values[bytesIn], "in")
-		one(c.bytes, values[bytesOut], "out")
+		both(c.bytes, values[bytesIn], values[bytesOut])
 	}
 	if hasPackets || counts.Traffic && !hasBytes {
-		one(c.packets, values[packetsIn], "in")
-		one(c.packets, values[packetsOut], "out")
+		both(c.packets, values[packetsIn], values[packetsOut])
 	}
 }
 
@@ -141,16 +130,8 @@ func (s *countSeries) update(counts *connection.Counts, most int, send func(chan
 	for i := range counts.ServicePorts {
 		exist[counts.ServicePorts[i].Name] = true
 	}
-	for name := range s.own {
-		if !exist[name] {
-			delete(s.own, name)
-		}
-	}
-	for name := range s.other {
-		if !exist[name] {
-			delete(s.other, name)
-		}
-	}
+	maps.DeleteFunc(s.own, func(name changetracker.ServicePortName, _ bool) bool { return !exist[name] })
+	maps.DeleteFunc(s.other, func(name changetracker.ServicePortName, _ numbers) bool { return !exist[name] })
 	for i := range counts.ServicePorts {
 		p := &counts.ServicePorts[i]
 		last, isOther := s.other[p.Name]

@@ -29,7 +29,7 @@ type Options struct {
 // Metrics holds the collectors of one Provider. It implements proxier.Observer and
 // connection.Observer. Several goroutines may use it at once.
 type Metrics struct {
-	sources sources
+	scraped *scraped
 
 	syncs, full, partial, programming, conntrack *prometheus.HistogramVec
 	lastSuccess, noLocalEndpoints                *prometheus.GaugeVec
@@ -46,14 +46,6 @@ type Metrics struct {
 
 var _ proxier.Observer = (*Metrics)(nil)
 
-const (
-	iptablesMode  = "iptables"
-	userspaceMode = "userspace"
-	ebpfMode      = "ebpf" // whose rules are those of nftables
-
-	livezPath = "/livez"
-)
-
 // New registers the collectors. It fails if the registerer has them already, from
 // another Provider: give each Provider a label of its own with
 // prometheus.WrapRegistererWith.
@@ -64,93 +56,48 @@ func New(registerer prometheus.Registerer, o Options) (*Metrics, error) {
 	if o.MaxCounted <= 0 {
 		o.MaxCounted = defaultCounted
 	}
+	c := newCollectors(o.Families)
 	m := &Metrics{
-		syncs:       histogram("sync_proxy_rules_duration_seconds", "Duration of syncs, including failed ones.", durations),
-		full:        histogram("sync_full_proxy_rules_duration_seconds", "Duration of full syncs.", durations),
-		partial:     histogram("sync_partial_proxy_rules_duration_seconds", "Duration of partial syncs.", durations),
-		programming: histogram("network_programming_duration_seconds", "Time from a change of endpoints until it is programmed.", latencies),
-		conntrack:   histogram("conntrack_reconciler_sync_duration_seconds", "Duration of the deletion of stale flows from conntrack.", durations),
+		scraped: newScraped(&o),
 
-		lastSuccess:      gauge("sync_proxy_rules_last_timestamp_seconds", "Time when the last successful sync ended.", labelFamily),
-		noLocalEndpoints: gauge("sync_proxy_rules_no_local_endpoints_total", "Service ports with traffic policy Local whose endpoints are all on other nodes.", labelPolicy, labelFamily),
+		syncs:       c.histogram(kubeProxy, "sync_proxy_rules_duration_seconds", "Duration of syncs, including failed ones.", durations, labelFamily),
+		full:        c.histogram(kubeProxy, "sync_full_proxy_rules_duration_seconds", "Duration of full syncs.", durations, labelFamily),
+		partial:     c.histogram(kubeProxy, "sync_partial_proxy_rules_duration_seconds", "Duration of partial syncs.", durations, labelFamily),
+		programming: c.histogram(kubeProxy, "network_programming_duration_seconds", "Time from a change of endpoints until it is programmed.", latencies, labelFamily),
+		conntrack:   c.histogram(kubeProxy, "conntrack_reconciler_sync_duration_seconds", "Duration of the deletion of stale flows from conntrack.", durations, labelFamily),
 
-		healthz:      counter(kubeProxy, "proxy_healthz_total", "Responses of /healthz.", labelCode),
-		livez:        counter(kubeProxy, "proxy_livez_total", "Responses of /livez.", labelCode),
-		flowsDeleted: counter(kubeProxy, "conntrack_reconciler_deleted_entries_total", "Stale flows deleted from conntrack.", labelFamily),
+		lastSuccess:      c.gauge("sync_proxy_rules_last_timestamp_seconds", "Time when the last successful sync ended.", labelFamily),
+		noLocalEndpoints: c.gauge("sync_proxy_rules_no_local_endpoints_total", "Service ports with traffic policy Local whose endpoints are all on other nodes.", labelPolicy, labelFamily),
 
-		repairs:      counter(serviceplane, "drift_repairs_total", "Syncs that repaired changes by other programs.", labelFamily),
-		writes:       counter(serviceplane, "kernel_writes_total", "Kernel objects created, changed or deleted.", labelFamily),
-		transactions: counter(serviceplane, "kernel_transactions_total", "Transactions in which kernel objects were written.", labelFamily),
-		bytes:        counter(serviceplane, "kernel_written_bytes_total", "Bytes sent to the kernel.", labelFamily),
+		healthz:      c.counter(kubeProxy, "proxy_healthz_total", "Responses of /healthz.", labelCode),
+		livez:        c.counter(kubeProxy, "proxy_livez_total", "Responses of /livez.", labelCode),
+		flowsDeleted: c.counter(kubeProxy, "conntrack_reconciler_deleted_entries_total", "Stale flows deleted from conntrack.", labelFamily),
+
+		repairs:      c.counter(serviceplane, "drift_repairs_total", "Syncs that repaired changes by other programs.", labelFamily),
+		writes:       c.counter(serviceplane, "kernel_writes_total", "Kernel objects created, changed or deleted.", labelFamily),
+		transactions: c.counter(serviceplane, "kernel_transactions_total", "Transactions in which kernel objects were written.", labelFamily),
+		bytes:        c.counter(serviceplane, "kernel_written_bytes_total", "Bytes sent to the kernel.", labelFamily),
 	}
-	all := []prometheus.Collector{
-		m.syncs, m.full, m.partial, m.programming, m.conntrack, m.lastSuccess, m.noLocalEndpoints, m.healthz, m.livez,
-		m.flowsDeleted, m.repairs, m.writes, m.transactions, m.bytes,
-		newStatusCollector(&m.sources), newCanaryCollector(&m.sources), newHealthCollector(&m.sources), newCountCollector(&m.sources, &o), newSocketCollector(&m.sources, o.Families),
-	}
-	ofMode := modeCounters(o.Mode)
-	for _, c := range ofMode {
-		all = append(all, c)
-	}
-	if len(ofMode) > 0 {
-		m.failures = ofMode[0]
-	}
-	if o.Mode == iptablesMode {
-		m.partialFailures = ofMode[1]
-		m.rules = gauge("sync_proxy_rules_iptables_total", "Rules of the proxy in the kernel.", labelTable, labelFamily)
-		m.written = gauge("sync_proxy_rules_iptables_last", "Rules that the last sync wrote.", labelTable, labelFamily)
-		all = append(all, m.rules, m.written)
-	}
-	if o.Mode == userspaceMode {
-		m.connections = newConnections(&o)
-		all = append(all, m.connections.collectors()...)
-	}
-	m.initSeries(o.Families, ofMode)
-	return m, register(registerer, all)
+	m.addMode(c, &o)
+	return m, register(registerer, append(c.all, m.scraped))
 }
 
-// modeCounters returns kube-proxy's counters of one mode. The first one counts failed
-// syncs.
-func modeCounters(mode string) []*prometheus.CounterVec {
-	switch mode {
-	case "nftables", ebpfMode:
-		return []*prometheus.CounterVec{
-			counter(kubeProxy, "sync_proxy_rules_nftables_sync_failures_total", "Failed syncs.", labelFamily),
-			// Here the sync itself removes stale objects.
-			counter(kubeProxy, "sync_proxy_rules_nftables_cleanup_failures_total", "Always 0: a failed removal of stale objects counts as a failed sync.", labelFamily),
-		}
-	case iptablesMode:
-		return []*prometheus.CounterVec{
-			counter(kubeProxy, "sync_proxy_rules_iptables_restore_failures_total", "Failed syncs.", labelFamily),
-			counter(kubeProxy, "sync_proxy_rules_iptables_partial_restore_failures_total", "Failed partial syncs.", labelFamily),
-		}
+// addMode adds the metrics of one mode.
+func (m *Metrics) addMode(c *collectors, o *Options) {
+	switch o.Mode {
+	case "nftables", "ebpf": // whose rules are those of nftables
+		m.failures = c.counter(kubeProxy, "sync_proxy_rules_nftables_sync_failures_total", "Failed syncs.", labelFamily)
+		// Here the sync itself removes stale objects.
+		c.counter(kubeProxy, "sync_proxy_rules_nftables_cleanup_failures_total", "Always 0: a failed removal of stale objects counts as a failed sync.", labelFamily)
+	case "iptables":
+		m.failures = c.counter(kubeProxy, "sync_proxy_rules_iptables_restore_failures_total", "Failed syncs.", labelFamily)
+		m.partialFailures = c.counter(kubeProxy, "sync_proxy_rules_iptables_partial_restore_failures_total", "Failed partial syncs.", labelFamily)
+		m.rules = c.gauge("sync_proxy_rules_iptables_total", "Rules of the proxy in the kernel.", labelTable, labelFamily)
+		m.written = c.gauge("sync_proxy_rules_iptables_last", "Rules that the last sync wrote.", labelTable, labelFamily)
 	case "ipvs":
-		return []*prometheus.CounterVec{counter(kubeProxy, "sync_proxy_rules_iptables_restore_failures_total", "Failed syncs.", labelFamily)}
-	default:
-		return nil
-	}
-}
-
-// initSeries creates every series, so that alerts see 0 before the first event.
-func (m *Metrics) initSeries(families []v1.IPFamily, ofMode []*prometheus.CounterVec) {
-	for _, family := range families {
-		f := string(family)
-		for _, h := range []*prometheus.HistogramVec{m.syncs, m.full, m.partial, m.programming, m.conntrack} {
-			h.WithLabelValues(f)
-		}
-		for _, c := range append(ofMode, m.flowsDeleted, m.repairs, m.writes, m.transactions, m.bytes) {
-			c.WithLabelValues(f)
-		}
-		m.lastSuccess.WithLabelValues(f)
-		m.noLocalEndpoints.WithLabelValues("internal", f)
-		m.noLocalEndpoints.WithLabelValues("external", f)
-	}
-	for _, code := range []string{"200", "503"} {
-		m.healthz.WithLabelValues(code)
-		m.livez.WithLabelValues(code)
-	}
-	if m.connections != nil {
-		m.connections.initSeries(families)
+		m.failures = c.counter(kubeProxy, "sync_proxy_rules_iptables_restore_failures_total", "Failed syncs.", labelFamily)
+	case "userspace":
+		m.connections = newConnections(c, o.PerService)
 	}
 }
 
@@ -158,7 +105,7 @@ func (m *Metrics) initSeries(families []v1.IPFamily, ofMode []*prometheus.Counte
 // healthcheck.HandlerOptions.Answered.
 func (m *Metrics) ObserveHealth(path string, code int) {
 	answers := m.healthz
-	if path == livezPath {
+	if path == "/livez" {
 		answers = m.livez
 	}
 	answers.WithLabelValues(strconv.Itoa(code)).Inc()

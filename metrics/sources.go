@@ -2,7 +2,6 @@ package metrics
 
 import (
 	"context"
-	"sync/atomic"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -38,15 +37,16 @@ type Sources struct {
 	LocalhostNodePorts, Invalid func() (packets uint64, ok bool)
 }
 
-// sources are those of the last Watch.
-type sources struct{ set atomic.Pointer[Sources] }
-
-func (s *sources) now() *Sources {
-	if set := s.set.Load(); set != nil {
-		return set
-	}
-	return &Sources{}
+// Sockets are numbers of sockets of an IP family that have connected to a frontend which sockets have, in mode
+// "ebpf". They only grow, until what counts them is removed; Ended begins anew with the process.
+type Sockets struct {
+	// Translated sockets go to an endpoint.
+	Translated uint64
+	// Left to the rules, by reason.
+	Left map[string]uint64
+	// Ended are UDP sockets that were ended because their endpoint was gone.
+	Ended uint64
 }
 
 // Watch replaces the sources.
-func (m *Metrics) Watch(s Sources) { m.sources.set.Store(&s) }
+func (m *Metrics) Watch(s Sources) { m.scraped.sources.Store(&s) }

@@ -3,160 +3,131 @@ package metrics
 import (
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	v1 "k8s.io/api/core/v1"
-
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// statusCollector collects the metrics that are read from the Status at each scrape.
-type statusCollector struct {
-	sources *sources
-
-	endpointsPending, endpointsTotal, servicesPending, servicesTotal, lastQueued *prometheus.Desc
-
-	setAside, pending, ports, failed, damages, condition, without *prometheus.Desc
-
-	descriptors, descriptorLimit, descriptorLosses *prometheus.Desc
-	ending, ended                                  *prometheus.Desc
-	reachable, unreached                           *prometheus.Desc
-	localhostNodePorts, invalid                    *prometheus.Desc
+// ofStatus has what the Status says, which a scrape reads once.
+func (s *scraped) ofStatus() {
+	parts := []func(*proxier.Status, sink){s.ofChanges(), s.ofFamilies(), s.ofDescriptors(), s.ofFaults()}
+	s.read(func(from *Sources, out sink) {
+		if from.Status == nil {
+			return
+		}
+		status := from.Status()
+		for _, send := range parts {
+			send(&status, out)
+		}
+	})
 }
 
-func newStatusCollector(s *sources) *statusCollector {
-	desc := func(namespace, name, help string, labels ...string) *prometheus.Desc {
-		return prometheus.NewDesc(prometheus.BuildFQName(namespace, "", name), help, labels, nil)
-	}
-	return &statusCollector{
-		sources:          s,
-		endpointsPending: desc(kubeProxy, "sync_proxy_rules_endpoint_changes_pending", "Changes of EndpointSlices that are not programmed yet."),
-		endpointsTotal:   desc(kubeProxy, "sync_proxy_rules_endpoint_changes_total", "Changes of EndpointSlices received."),
-		servicesPending:  desc(kubeProxy, "sync_proxy_rules_service_changes_pending", "Services with changes that are not programmed yet."),
-		servicesTotal:    desc(kubeProxy, "sync_proxy_rules_service_changes_total", "Changes of Services received."),
-		lastQueued:       desc(kubeProxy, "sync_proxy_rules_last_queued_timestamp_seconds", "Time of the last request for a sync.", labelFamily),
-		setAside:         desc(serviceplane, "values_set_aside", "Values of API objects that are ignored because they are invalid or not supported, by reason.", "reason"),
-		pending:          desc(serviceplane, "pending_seconds", "Age of the oldest change that is not programmed yet; 0 if there is none.", labelFamily),
-		ports:            desc(serviceplane, "service_ports", "Programmed service ports.", labelFamily),
-		failed:           desc(serviceplane, "service_ports_failed", "Service ports that the last sync could not program completely.", labelFamily),
-		damages:          desc(serviceplane, "damages_total", "Detected changes of the proxy's kernel objects by other programs.", labelFamily),
-		condition:        desc(serviceplane, "condition", "1 while the condition holds; a condition needs an operator's attention.", "type", labelFamily),
-		without:          desc(serviceplane, "dependency_missing", "1 for each dependency that the program does not give the proxy, although packets may need it.", "dependency"),
-
-		descriptors:      desc(serviceplane, "client_descriptors", "Descriptors of this process that clients hold. IP families may share them.", labelFamily),
-		descriptorLimit:  desc(serviceplane, "client_descriptors_limit", "Descriptors that clients may hold.", labelFamily),
-		descriptorLosses: desc(serviceplane, "client_descriptors_short_total", "Clients refused for lack of descriptors, or ended to give their descriptors to others.", "what", labelFamily),
-		ending:           desc(serviceplane, "connections_ending", "TCP connections to endpoints that are gone, whose clients have not received a RST yet.", labelFamily),
-		ended:            desc(serviceplane, "connections_ended_total", "TCP connections to endpoints that are gone, whose clients have received a RST.", labelFamily),
-		reachable:        desc(serviceplane, "apiserver_reachable", "1 if the API server answered the last request, 0 if not."),
-		unreached:        desc(serviceplane, "apiserver_failures_total", "Requests that the API server did not answer, or answered with 401, 429 or 5xx."),
-
-		localhostNodePorts: desc(kubeProxy, "iptables_localhost_nodeports_accepted_packets_total", "Connections accepted at node ports of loopback addresses."),
-		invalid:            desc(kubeProxy, "iptables_ct_state_invalid_dropped_packets_total", "Packets dropped because connection tracking has no valid state for them."),
+// ofChanges has the changes of API objects.
+func (s *scraped) ofChanges() func(*proxier.Status, sink) {
+	endpointsPending := s.gauge("kubeproxy_sync_proxy_rules_endpoint_changes_pending", "Changes of EndpointSlices that are not programmed yet.")
+	endpoints := s.counter("kubeproxy_sync_proxy_rules_endpoint_changes_total", "Changes of EndpointSlices received.")
+	servicesPending := s.gauge("kubeproxy_sync_proxy_rules_service_changes_pending", "Services with changes that are not programmed yet.")
+	services := s.counter("kubeproxy_sync_proxy_rules_service_changes_total", "Changes of Services received.")
+	return func(status *proxier.Status, out sink) {
+		endpointsPending(out, float64(status.Tracked.PendingEndpointSlices))
+		endpoints(out, float64(status.Tracked.EndpointSlices))
+		servicesPending(out, float64(status.Tracked.PendingServices))
+		services(out, float64(status.Tracked.Services))
 	}
 }
 
-// Describe implements prometheus.Collector.
-func (p *statusCollector) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{
-		p.endpointsPending, p.endpointsTotal, p.servicesPending, p.servicesTotal, p.lastQueued,
-		p.setAside, p.pending, p.ports, p.failed, p.damages, p.condition, p.without,
-		p.descriptors, p.descriptorLimit, p.descriptorLosses, p.ending, p.ended,
-		p.reachable, p.unreached, p.localhostNodePorts, p.invalid,
-	} {
-		out <- d
+// ofFamilies has what each IP family has programmed.
+func (s *scraped) ofFamilies() func(*proxier.Status, sink) {
+	queued := s.gauge("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "Time of the last request for a sync.", labelFamily)
+	pending := s.gauge("serviceplane_pending_seconds", "Age of the oldest change that is not programmed yet; 0 if there is none.", labelFamily)
+	ports := s.gauge("serviceplane_service_ports", "Programmed service ports.", labelFamily)
+	failed := s.gauge("serviceplane_service_ports_failed", "Service ports that the last sync could not program completely.", labelFamily)
+	damages := s.counter("serviceplane_damages_total", "Detected changes of the proxy's kernel objects by other programs.", labelFamily)
+	ending := s.gauge("serviceplane_connections_ending", "TCP connections to endpoints that are gone, whose clients have not received a RST yet.", labelFamily)
+	ended := s.counter("serviceplane_connections_ended_total", "TCP connections to endpoints that are gone, whose clients have received a RST.", labelFamily)
+	return func(status *proxier.Status, out sink) {
+		now := time.Now()
+		for name, f := range status.Families {
+			family, waiting := string(name), 0.0
+			if !f.PendingSince.IsZero() {
+				waiting = now.Sub(f.PendingSince).Seconds()
+			}
+			queued(out, seconds(status.LastQueued), family)
+			pending(out, waiting, family)
+			ports(out, float64(f.ServicePorts), family)
+			failed(out, float64(len(f.Failed)), family)
+			damages(out, float64(f.Damaged), family)
+			ending(out, float64(f.ConnectionsEnding), family)
+			ended(out, float64(f.ConnectionsEnded), family)
+		}
 	}
 }
 
-// Collect implements prometheus.Collector.
-func (p *statusCollector) Collect(out chan<- prometheus.Metric) {
-	send := func(d *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
-		out <- prometheus.MustNewConstMetric(d, kind, value, labels...)
+// ofDescriptors has the descriptors of clients, where there is a limit.
+func (s *scraped) ofDescriptors() func(*proxier.Status, sink) {
+	used := s.gauge("serviceplane_client_descriptors", "Descriptors of this process that clients hold. IP families may share them.", labelFamily)
+	limit := s.gauge("serviceplane_client_descriptors_limit", "Descriptors that clients may hold.", labelFamily)
+	losses := s.counter("serviceplane_client_descriptors_short_total", "Clients refused for lack of descriptors, or ended to give their descriptors to others.", "what", labelFamily)
+	return func(status *proxier.Status, out sink) {
+		for name, f := range status.Families {
+			if d, family := f.Descriptors, string(name); d.Limit > 0 {
+				used(out, float64(d.Used), family)
+				limit(out, float64(d.Limit), family)
+				losses(out, float64(d.Refused), "refused", family)
+				losses(out, float64(d.Ended), "ended", family)
+			}
+		}
 	}
-	now := p.sources.now()
-	if now.APIServer != nil {
-		reachable, failures := now.APIServer()
-		send(p.reachable, prometheus.GaugeValue, map[bool]float64{true: 1}[reachable])
-		send(p.unreached, prometheus.CounterValue, float64(failures))
+}
+
+// ofFaults has what is set aside, what needs an operator, and what the program lacks. Each reason has its
+// number. Two Services may have the same condition, which counts once.
+func (s *scraped) ofFaults() func(*proxier.Status, sink) {
+	setAside := s.gauge("serviceplane_values_set_aside", "Values of API objects that are ignored because they are invalid or not supported, by reason.", "reason")
+	condition := s.gauge("serviceplane_condition", "1 while the condition holds; a condition needs an operator's attention.", "type", labelFamily)
+	without := s.gauge("serviceplane_dependency_missing", "1 for each dependency that the program does not give the proxy, although packets may need it.", "dependency")
+	return func(status *proxier.Status, out sink) {
+		problems := map[changetracker.Reason]int{}
+		for i := range status.Problems {
+			problems[status.Problems[i].Reason]++
+		}
+		for _, reason := range changetracker.Reasons() {
+			setAside(out, float64(problems[reason]), string(reason))
+		}
+		sent := map[[2]string]bool{}
+		for _, c := range status.Conditions {
+			kind := [2]string{c.Type, string(c.Family)}
+			if !sent[kind] {
+				condition(out, 1, kind[:]...)
+			}
+			sent[kind] = true
+		}
+		for _, dependency := range status.Without {
+			without(out, 1, dependency)
+		}
 	}
-	for desc, read := range map[*prometheus.Desc]func() (uint64, bool){p.localhostNodePorts: now.LocalhostNodePorts, p.invalid: now.Invalid} {
+}
+
+// ofPackets has the requests to the API server, and the kernel's counts of packets.
+func (s *scraped) ofPackets() {
+	reachable := s.gauge("serviceplane_apiserver_reachable", "1 if the API server answered the last request, 0 if not.")
+	unreached := s.counter("serviceplane_apiserver_failures_total", "Requests that the API server did not answer, or answered with 401, 429 or 5xx.")
+	localhost := s.counter("kubeproxy_iptables_localhost_nodeports_accepted_packets_total", "Connections accepted at node ports of loopback addresses.")
+	invalid := s.counter("kubeproxy_iptables_ct_state_invalid_dropped_packets_total", "Packets dropped because connection tracking has no valid state for them.")
+	counted := func(out sink, send metric, read func() (packets uint64, ok bool)) {
 		if read == nil {
-			continue
+			return
 		}
 		if packets, ok := read(); ok {
-			send(desc, prometheus.CounterValue, float64(packets))
+			send(out, float64(packets))
 		}
 	}
-	if now.Status != nil {
-		p.collect(now.Status(), send)
-	}
-}
-
-// collect sends the metrics of a Status.
-func (p *statusCollector) collect(s proxier.Status, send func(*prometheus.Desc, prometheus.ValueType, float64, ...string)) {
-	send(p.endpointsPending, prometheus.GaugeValue, float64(s.Tracked.PendingEndpointSlices))
-	send(p.endpointsTotal, prometheus.CounterValue, float64(s.Tracked.EndpointSlices))
-	send(p.servicesPending, prometheus.GaugeValue, float64(s.Tracked.PendingServices))
-	send(p.servicesTotal, prometheus.CounterValue, float64(s.Tracked.Services))
-	now := time.Now()
-	for name, f := range s.Families {
-		family := string(name)
-		queued, waiting := 0.0, 0.0
-		if !s.LastQueued.IsZero() {
-			queued = seconds(s.LastQueued)
+	s.read(func(from *Sources, out sink) {
+		if from.APIServer != nil {
+			is, failures := from.APIServer()
+			reachable(out, oneIf(is))
+			unreached(out, float64(failures))
 		}
-		if !f.PendingSince.IsZero() {
-			waiting = now.Sub(f.PendingSince).Seconds()
-		}
-		send(p.lastQueued, prometheus.GaugeValue, queued, family)
-		send(p.pending, prometheus.GaugeValue, waiting, family)
-		send(p.ports, prometheus.GaugeValue, float64(f.ServicePorts), family)
-		send(p.failed, prometheus.GaugeValue, float64(len(f.Failed)), family)
-		send(p.damages, prometheus.CounterValue, float64(f.Damaged), family)
-		send(p.ending, prometheus.GaugeValue, float64(f.ConnectionsEnding), family)
-		send(p.ended, prometheus.CounterValue, float64(f.ConnectionsEnded), family)
-		if d := f.Descriptors; d.Limit > 0 {
-			send(p.descriptors, prometheus.GaugeValue, float64(d.Used), family)
-			send(p.descriptorLimit, prometheus.GaugeValue, float64(d.Limit), family)
-			send(p.descriptorLosses, prometheus.CounterValue, float64(d.Refused), "refused", family)
-			send(p.descriptorLosses, prometheus.CounterValue, float64(d.Ended), "ended", family)
-		}
-	}
-	for reason, count := range setAside(s.Problems) {
-		send(p.setAside, prometheus.GaugeValue, float64(count), string(reason))
-	}
-	for c := range kinds(s.Conditions) {
-		send(p.condition, prometheus.GaugeValue, 1, c.Type, string(c.Family))
-	}
-	for _, dependency := range s.Without {
-		send(p.without, prometheus.GaugeValue, 1, dependency)
-	}
-}
-
-// setAside counts problems by reason; it contains every reason.
-func setAside(problems []changetracker.Problem) map[changetracker.Reason]int {
-	counts := map[changetracker.Reason]int{}
-	for _, reason := range changetracker.Reasons() {
-		counts[reason] = 0
-	}
-	for i := range problems {
-		counts[problems[i].Reason]++
-	}
-	return counts
-}
-
-// kind is a condition without its details.
-type kind struct {
-	Type   string
-	Family v1.IPFamily
-}
-
-// kinds returns the kinds of conditions without repetition: two Services may have the
-// same condition.
-func kinds(conditions []proxier.Condition) map[kind]bool {
-	all := map[kind]bool{}
-	for i := range conditions {
-		all[kind{conditions[i].Type, conditions[i].Family}] = true
-	}
-	return all
+		counted(out, localhost, from.LocalhostNodePorts)
+		counted(out, invalid, from.Invalid)
+	})
 }
