@@ -46,7 +46,7 @@ func TestAnnotationsChooseThePolicy(t *testing.T) {
 		t.Run(title, func(t *testing.T) {
 			log, logs := observer.New(zapcore.WarnLevel)
 			p := changetracker.ServicePort{}
-			balancing{newBadAnnotations(zap.New(log))}.service(&p, proxiertest.Service("test", "web", func(s *v1.Service) { s.Annotations = c.annotations }))
+			newAnnotations(zap.New(log)).service(&p, proxiertest.Service("test", "web", func(s *v1.Service) { s.Annotations = c.annotations }))
 			if p.Balancing != c.want || logs.Len() != c.lines {
 				t.Errorf("policy %v and %d lines, want %v and %d", p.Balancing, logs.Len(), c.want, c.lines)
 			}
@@ -61,7 +61,7 @@ func TestAnAnnotationEndsConnections(t *testing.T) {
 	}{"true": {true, 0}, "false": {false, 0}, "on": {false, 1}} {
 		log, logs := observer.New(zapcore.WarnLevel)
 		p := changetracker.ServicePort{}
-		b := balancing{newBadAnnotations(zap.New(log))}
+		b := newAnnotations(zap.New(log))
 		b.service(&p, proxiertest.Service("test", "web", func(s *v1.Service) { s.Annotations = annotated(endAnnotation, text) }))
 		if p.EndConnections != c.want || logs.Len() != c.lines {
 			t.Errorf("%s: %v and %d lines, want %v and %d", text, p.EndConnections, logs.Len(), c.want, c.lines)
@@ -81,7 +81,7 @@ func TestAnnotationsGiveWeights(t *testing.T) {
 			log, logs := observer.New(zapcore.WarnLevel)
 			e := changetracker.Endpoint{Ready: true, Serving: true}
 			slice := proxiertest.Slice("test", "web", discovery.AddressTypeIPv4, func(s *discovery.EndpointSlice) { s.Annotations = annotated(weightAnnotation, text) })
-			balancing{newBadAnnotations(zap.New(log))}.endpoint(&e, &discovery.Endpoint{}, slice)
+			newAnnotations(zap.New(log)).endpoint(&e, &discovery.Endpoint{}, slice)
 			if e.Weight != c.weight || e.Ready != c.ready || !e.Serving || logs.Len() != c.lines {
 				t.Errorf("weight %d, ready %t, serving %t, %d lines; want %d, %t, true, %d", e.Weight, e.Ready, e.Serving, logs.Len(), c.weight, c.ready, c.lines)
 			}

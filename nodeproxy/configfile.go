@@ -14,37 +14,55 @@ import (
 
 // The kind of file that --config reads, as kube-proxy does.
 const (
-	configVersion = "kubeproxy.config.k8s.io/v1alpha1"
+	configGroup   = "kubeproxy.config.k8s.io" // also the key of the configuration in kube-proxy's /configz
+	configVersion = configGroup + "/v1alpha1"
 	configKind    = "KubeProxyConfiguration"
 )
 
-// flagsOfFields returns the flags of the file's fields.
-func flagsOfFields() map[string]string {
-	fields := map[string]string{
-		"mode": "proxy-mode", "hostnameOverride": "hostname-override", "clientConnection.kubeconfig": "kubeconfig",
-		"clusterCIDR": "cluster-cidr", "detectLocalMode": "detect-local-mode",
-		"detectLocal.bridgeInterface": "pod-bridge-interface", "detectLocal.interfaceNamePrefix": "pod-interface-name-prefix",
-		"nodePortAddresses": "nodeport-addresses", "portRange": "proxy-port-range", "configSyncPeriod": "config-sync-period",
-		"healthzBindAddress": "healthz-bind-address", "metricsBindAddress": "metrics-bind-address", "enableProfiling": "profiling",
-		"bindAddress": "bind-address", "bindAddressHardFail": "bind-address-hard-fail", "oomScoreAdj": "oom-score-adj", "featureGates": "feature-gates",
-		"clientConnection.qps": "kube-api-qps", "clientConnection.burst": "kube-api-burst", "clientConnection.contentType": "kube-api-content-type",
-		"logging.format": "logging-format", "logging.verbosity": "v",
-		"udpIdleTimeout":         "udp-timeout", // of v1alpha1 until 1.25
-		"nftables.masqueradeAll": "masquerade-all", "iptables.masqueradeAll": "masquerade-all",
-		"iptables.localhostNodePorts": "iptables-localhost-nodeports",
-		"ipvs.scheduler":              "ipvs-scheduler", "ipvs.excludeCIDRs": "ipvs-exclude-cidrs", "ipvs.strictARP": "ipvs-strict-arp",
-		"ipvs.tcpTimeout": "ipvs-tcp-timeout", "ipvs.tcpFinTimeout": "ipvs-tcpfin-timeout", "ipvs.udpTimeout": "ipvs-udp-timeout",
-		"conntrack.maxPerCore": "conntrack-max-per-core", "conntrack.min": "conntrack-min", "conntrack.tcpBeLiberal": "conntrack-tcp-be-liberal",
-		"conntrack.tcpEstablishedTimeout": "conntrack-tcp-timeout-established", "conntrack.tcpCloseWaitTimeout": "conntrack-tcp-timeout-close-wait",
-		"conntrack.udpTimeout": "conntrack-udp-timeout", "conntrack.udpStreamTimeout": "conntrack-udp-timeout-stream",
+// configFields returns all fields of KubeProxyConfiguration of v1alpha1 in 1.37, as an older kube-proxy refuses to
+// start with fields that it does not know. Each row is a field and its flag, if it has one.
+func configFields() []string {
+	all := []string{
+		"apiVersion=", "kind=", "mode=proxy-mode", "featureGates=feature-gates", "hostnameOverride=hostname-override",
+		"clientConnection.kubeconfig=kubeconfig", "clientConnection.acceptContentTypes=", "clientConnection.contentType=kube-api-content-type",
+		"clientConnection.qps=kube-api-qps", "clientConnection.burst=kube-api-burst",
+		"logging.format=logging-format", "logging.flushFrequency=", "logging.verbosity=v",
+		"clusterCIDR=cluster-cidr", "detectLocalMode=detect-local-mode",
+		"detectLocal.bridgeInterface=pod-bridge-interface", "detectLocal.interfaceNamePrefix=pod-interface-name-prefix",
+		"nodePortAddresses=nodeport-addresses", "portRange=proxy-port-range", "configSyncPeriod=config-sync-period",
+		"bindAddress=bind-address", "bindAddressHardFail=bind-address-hard-fail",
+		"healthzBindAddress=healthz-bind-address", "metricsBindAddress=metrics-bind-address", "enableProfiling=profiling",
+		"showHiddenMetricsForVersion=", "oomScoreAdj=oom-score-adj",
 	}
 	for _, m := range []mode{modeNFTables, modeIPTables, modeIPVS} {
-		for field, flag := range map[string]string{"masqueradeBit": "masquerade-bit", "syncPeriod": "sync-period", "minSyncPeriod": "min-sync-period"} {
-			fields[string(m)+"."+field] = string(m) + "-" + flag
+		section, flag := string(m)+".", string(m)+"-"
+		if m != modeIPVS {
+			all = append(all, section+"masqueradeBit="+flag+"masquerade-bit", section+"masqueradeAll=masquerade-all")
+		}
+		all = append(all, section+"syncPeriod="+flag+"sync-period", section+"minSyncPeriod="+flag+"min-sync-period")
+	}
+	return append(all, []string{
+		"iptables.localhostNodePorts=iptables-localhost-nodeports",
+		"ipvs.scheduler=ipvs-scheduler", "ipvs.excludeCIDRs=ipvs-exclude-cidrs", "ipvs.strictARP=ipvs-strict-arp",
+		"ipvs.tcpTimeout=ipvs-tcp-timeout", "ipvs.tcpFinTimeout=ipvs-tcpfin-timeout", "ipvs.udpTimeout=ipvs-udp-timeout",
+		"winkernel.networkName=", "winkernel.sourceVip=", "winkernel.enableDSR=",
+		"winkernel.rootHnsEndpointName=", "winkernel.forwardHealthCheckVip=",
+		"conntrack.maxPerCore=conntrack-max-per-core", "conntrack.min=conntrack-min",
+		"conntrack.tcpEstablishedTimeout=conntrack-tcp-timeout-established", "conntrack.tcpCloseWaitTimeout=conntrack-tcp-timeout-close-wait",
+		"conntrack.tcpBeLiberal=conntrack-tcp-be-liberal",
+		"conntrack.udpTimeout=conntrack-udp-timeout", "conntrack.udpStreamTimeout=conntrack-udp-timeout-stream",
+	}...)
+}
+
+// flagsOfFields returns the flags of the file's fields.
+func flagsOfFields() map[string]string {
+	flags := map[string]string{"udpIdleTimeout": "udp-timeout"} // of v1alpha1 until 1.25
+	for _, row := range configFields() {
+		if field, flag, _ := strings.Cut(row, "="); flag != "" {
+			flags[field] = flag
 		}
 	}
-	delete(fields, "ipvs.masqueradeBit")
-	return fields
+	return flags
 }
 
 // configFile sets flags from a KubeProxyConfiguration. Flags of the command line override

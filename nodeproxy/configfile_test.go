@@ -114,7 +114,14 @@ func TestTheModesOwnSectionCounts(t *testing.T) {
 				if err != nil || o.masqueradeAll != own || slices.Contains(ignored, section+".masqueradeAll") == own {
 					t.Errorf("mode %s, %s, only %s.masqueradeAll is true: masqueradeAll = %t, without effect are %q, error %v; want %t", m, what, section, o.masqueradeAll, ignored, err, own)
 				}
-				shown := o.kubeProxyConfiguration()
+				var shown struct {
+					Nftables, Iptables struct {
+						MasqueradeAll bool `yaml:"masqueradeAll"`
+					}
+				}
+				if err := o.kubeProxyConfiguration().Decode(&shown); err != nil {
+					t.Fatal(err)
+				}
 				if got := map[string]bool{"nftables": shown.Nftables.MasqueradeAll, "iptables": shown.Iptables.MasqueradeAll}; got[section] != own || got[other] {
 					t.Errorf("mode %s, %s: /configz shows %v, want the mode's section alone", m, what, got)
 				}

@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"sync"
 
 	"github.com/spf13/pflag"
@@ -111,19 +110,9 @@ func leftToRules(s *desired.Service) bool {
 	return p.leftToRules
 }
 
-// decorateSockets adds the annotation to a DecorateService.
-func decorateSockets(bad *badAnnotations, next func(*changetracker.ServicePort, *v1.Service)) func(*changetracker.ServicePort, *v1.Service) {
-	return func(port *changetracker.ServicePort, s *v1.Service) {
-		next(port, s)
-		text, ok := s.Annotations[ebpfAnnotation]
-		if !ok {
-			return
-		}
-		bySocket, err := strconv.ParseBool(text)
-		if err != nil {
-			bad.ignore(s.Namespace+"/"+s.Name, ebpfAnnotation, text, err)
-			return
-		}
+// decorateSockets is a changetracker.Options.DecorateService.
+func decorateSockets(a *annotations, port *changetracker.ServicePort, s *v1.Service) {
+	if bySocket, ok := a.truth(s, ebpfAnnotation); ok {
 		p, _ := changetracker.Ext[payload](port.Ext)
 		p.leftToRules = !bySocket
 		port.Ext = p

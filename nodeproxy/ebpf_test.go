@@ -80,7 +80,8 @@ func TestServicesAreLeftToTheRules(t *testing.T) {
 		})
 		var h healthFlags
 		var port changetracker.ServicePort
-		h.decorate(decorateSockets(newBadAnnotations(zap.New(log)), func(*changetracker.ServicePort, *v1.Service) {}))(&port, s)
+		decorateSockets(newAnnotations(zap.New(log)), &port, s)
+		h.decorate(&port, s)
 		chosen, _ := changetracker.Ext[payload](port.Ext)
 		if left := leftToRules(&desired.Service{Port: &port}); left != want || chosen.health.text != "tcp" || (logs.Len() == 1) != (text == "maybe") {
 			t.Errorf("annotation %q: left to rules %v, health check %q, %d lines; want %v", text, left, chosen.health.text, logs.Len(), want)

@@ -3,6 +3,7 @@ package nodeproxy
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -111,14 +112,17 @@ func (o *options) provider(config proxier.Config, observer proxier.Observer, log
 
 // decorate adds the hooks that read annotations.
 func (o *options) decorate(tracker *changetracker.Options, log *zap.Logger) {
-	bad := newBadAnnotations(log)
-	balancing{bad}.decorate(tracker)
-	tracker.DecorateService = o.nftablesOnly.decorate(bad, tracker.DecorateService)
-	if o.mode() == modeEBPF {
-		tracker.DecorateService = decorateSockets(bad, tracker.DecorateService)
-	}
-	if o.health.enabled {
-		tracker.DecorateService = o.health.decorate(tracker.DecorateService)
+	a := newAnnotations(log)
+	tracker.DecorateEndpoint = a.endpoint
+	tracker.DecorateService = func(p *changetracker.ServicePort, s *v1.Service) {
+		a.service(p, s)
+		o.nftablesOnly.decorate(a, p, s)
+		if o.mode() == modeEBPF {
+			decorateSockets(a, p, s)
+		}
+		if o.health.enabled {
+			o.health.decorate(p, s)
+		}
 	}
 }
 
@@ -255,3 +259,28 @@ func untilDone(ctx context.Context, log *zap.Logger, remove func() error) {
 }
 
 func isMode(text string) bool { return text == "" || slices.Contains(modes(), mode(text)) }
+
+// sysctls returns the kernel settings of the flags.
+func (o *options) sysctls(instance string, log *zap.Logger) (*conntrack.Sysctls, error) {
+	wanted := o.conntrack
+	wanted.Accounting = o.countTraffic && o.mode() != modeUserspace // whose sockets count
+	wanted.StateDir, wanted.Instance, wanted.Logger = o.stateDir, instance, log
+	return conntrack.NewSysctls(wanted)
+}
+
+// initialize changes the kernel settings that a container with CAP_NET_ADMIN alone
+// cannot change. Its error names those that stay.
+func (o *options) initialize(ctx context.Context, instance string, log *zap.Logger) error {
+	settings, err := o.sysctls(instance, log)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, c := range settings.Apply(ctx) {
+		errs = append(errs, fmt.Errorf("change kernel settings: %s", c.Message))
+	}
+	if len(errs) == 0 {
+		log.Info("the kernel settings are in place")
+	}
+	return errors.Join(errs...)
+}

@@ -36,7 +36,7 @@ func TestServicesAskForTheFastPath(t *testing.T) {
 			log, logs := observer.New(zapcore.WarnLevel)
 			p, errs := fastPathOf(t, "--nftables-fast-path="+flag)
 			var port changetracker.ServicePort
-			p.decorate(newBadAnnotations(zap.New(log)), func(*changetracker.ServicePort, *v1.Service) {})(&port, proxiertest.Service("test", "web", func(s *v1.Service) {
+			p.decorate(newAnnotations(zap.New(log)), &port, proxiertest.Service("test", "web", func(s *v1.Service) {
 				if text != "" {
 					s.Annotations = annotated(fastPathAnnotation, text)
 				}

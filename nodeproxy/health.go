@@ -62,21 +62,18 @@ type healthText struct {
 	own  bool // the text is for this port alone
 }
 
-// decorate adds the annotations to a DecorateService.
-func (h *healthFlags) decorate(next func(*changetracker.ServicePort, *v1.Service)) func(*changetracker.ServicePort, *v1.Service) {
-	return func(p *changetracker.ServicePort, s *v1.Service) {
-		next(p, s)
-		text, own := s.Annotations[healthAnnotation+"."+p.Name.Port]
-		if !own {
-			var all bool
-			if text, all = s.Annotations[healthAnnotation]; !all {
-				text = h.byDefault
-			}
+// decorate is a changetracker.Options.DecorateService.
+func (h *healthFlags) decorate(p *changetracker.ServicePort, s *v1.Service) {
+	text, own := s.Annotations[healthAnnotation+"."+p.Name.Port]
+	if !own {
+		var all bool
+		if text, all = s.Annotations[healthAnnotation]; !all {
+			text = h.byDefault
 		}
-		ext, _ := changetracker.Ext[payload](p.Ext)
-		ext.health = healthText{text, own}
-		p.Ext = ext
 	}
+	ext, _ := changetracker.Ext[payload](p.Ext)
+	ext.health = healthText{text, own}
+	p.Ext = ext
 }
 
 // choose is the Choose of endpointhealth.Options. What is for all ports of a Service does not

@@ -15,7 +15,7 @@ import (
 func healthOf(t *testing.T, h *healthFlags, protocol v1.Protocol, annotations map[string]string) (endpointhealth.Policy, bool, error) {
 	t.Helper()
 	p := changetracker.ServicePort{Name: changetracker.ServicePortName{Port: "web", Protocol: protocol}}
-	h.decorate(func(*changetracker.ServicePort, *v1.Service) {})(&p, proxiertest.Service("test", "web", func(s *v1.Service) { s.Annotations = annotations }))
+	h.decorate(&p, proxiertest.Service("test", "web", func(s *v1.Service) { s.Annotations = annotations }))
 	return h.choose(&p)
 }
 

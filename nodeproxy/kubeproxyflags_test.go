@@ -248,7 +248,7 @@ func TestAWrittenConfigurationIsRead(t *testing.T) {
 		t.Fatalf("read the file: %v, without effect are %v; the file:\n%s", err, ignored, text)
 	}
 	want := read(t, args...).kubeProxyConfiguration()
-	if diff := cmp.Diff(want, again.kubeProxyConfiguration(), cmp.AllowUnexported(iptablesConfig{})); diff != "" {
+	if diff := cmp.Diff(want, again.kubeProxyConfiguration()); diff != "" {
 		t.Errorf("configuration (-flags +file):\n%s\nthe file:\n%s", diff, text)
 	}
 	if !strings.HasPrefix(string(text), "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: iptables\n") {

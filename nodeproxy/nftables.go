@@ -3,7 +3,6 @@ package nodeproxy
 import (
 	"path"
 	"slices"
-	"strconv"
 
 	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
@@ -78,20 +77,11 @@ func matching(patterns []string) func(name string) bool {
 	}
 }
 
-// decorate adds the annotation to a DecorateService.
-func (p *nftablesFlags) decorate(bad *badAnnotations, next func(*changetracker.ServicePort, *v1.Service)) func(*changetracker.ServicePort, *v1.Service) {
-	return func(port *changetracker.ServicePort, s *v1.Service) {
-		next(port, s)
-		port.FastPath = p.services == fastPathAll
-		text, ok := s.Annotations[fastPathAnnotation]
-		if !ok || p.services == fastPathOff {
-			return
-		}
-		asks, err := strconv.ParseBool(text)
-		if err != nil {
-			bad.ignore(s.Namespace+"/"+s.Name, fastPathAnnotation, text, err)
-			return
-		}
-		port.FastPath = asks
+// decorate is a changetracker.Options.DecorateService.
+func (p *nftablesFlags) decorate(a *annotations, port *changetracker.ServicePort, s *v1.Service) {
+	if p.services == fastPathOff {
+		return
 	}
+	asks, ok := a.truth(s, fastPathAnnotation)
+	port.FastPath = asks || !ok && p.services == fastPathAll
 }

@@ -25,6 +25,7 @@ type options struct {
 	proxyMode, kubeconfig, master, hostname string
 	modeIsSet, oomScoreIsSet                bool
 	kubeProxy                               kubeProxyFlags
+	set                                     *pflag.FlagSet
 	flags                                   map[string]string // all of them, with their values
 	origins                                 map[string]string // the fields of the file that have set flags
 
@@ -61,6 +62,7 @@ type options struct {
 }
 
 func (o *options) register(f *pflag.FlagSet) {
+	o.set = f
 	f.StringVar(&o.configFile, "config", "", "file with a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1); other flags override it")
 	f.StringVar(&o.proxyMode, "proxy-mode", string(modeNFTables), "engine to use: nftables, iptables, ipvs, ebpf or userspace")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file for the API server; without it and --master, the pod's service account is used")
@@ -94,7 +96,6 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.BoolVar(&o.countTraffic, "count-traffic", false, "count packets and bytes by service port and endpoint, with metrics as --count-connections; sets net.netfilter.nf_conntrack_acct, except in mode userspace, which counts bytes alone")
 	registerConntrack(f, &o.conntrack)
 	o.registerSource(f)
-	f.StringVar(&o.instance, "instance", "", "name of this instance if several proxies run on the node; each needs its own masquerade bit; default is to use kube-proxy's names")
 	f.StringVar(&o.traceEndpoint, "trace-otlp-endpoint", "", "URL of a collector for traces, by OTLP over HTTP, such as http://127.0.0.1:4318; empty for none")
 	f.StringVar(&o.debugAddress, "debug-bind-address", "", "address and port of the debug page, which shows Services and explains packets; use a loopback address, because it has no access control; empty for none")
 	o.debugSocket.register(f)
@@ -103,11 +104,12 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.StringVar(&o.stateDir, "state-dir", "/run/serviceplane", "directory for the previous values of changed kernel settings")
 }
 
-// registerSource registers where Services come from.
+// registerSource registers where Services come from, and for which instance.
 func (o *options) registerSource(f *pflag.FlagSet) {
 	f.StringVar(&o.manifests, "manifests", "", "directory of YAML and JSON files (16 MiB each, 64 MiB together at most) with Services, EndpointSlices and Nodes, instead of an API server")
 	f.BoolVar(&o.serviceImports, "service-imports", false, "also watch ServiceImports of the Multi-Cluster Services API (KEP-1645), and program their cluster set IPs like cluster IPs")
 	f.StringVar(&o.clusterID, "cluster-id", "", "name of this cluster in its cluster set, for --service-imports: with it, imported endpoints on this node count as local")
+	f.StringVar(&o.instance, "instance", "", "name of this instance if several proxies run on the node; each needs its own masquerade bit; default is to use kube-proxy's names")
 	f.StringVar(&o.leaseNamespace, "programmed-lease-namespace", "", "write what this node has programmed to a Lease in this namespace, while somebody waits for it; empty for no Lease")
 }
 

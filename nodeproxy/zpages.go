@@ -189,3 +189,11 @@ func parseAccept(headers []string) (all []accepted) {
 	})
 	return all
 }
+
+// block makes a document readable: no braces, no quotes that are not needed.
+func block(n *yaml.Node) {
+	n.Style = 0
+	for _, inner := range n.Content {
+		block(inner)
+	}
+}

@@ -1,0 +1,165 @@
+package nodeproxy
+
+import (
+	"errors"
+	"hash/maphash"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"unicode/utf8"
+
+	"go.uber.org/zap"
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+)
+
+// Annotations that choose the load balancing policy of a Service, in this order, and the weight
+// of all endpoints of an EndpointSlice.
+const (
+	balancingAnnotation  = "serviceplane.io/load-balancing"
+	routerAnnotation     = "kube-router.io/service.scheduler"
+	routerFlagAnnotation = "kube-router.io/service.schedflags"
+	ciliumAnnotation     = "service.cilium.io/lb-algorithm"
+
+	weightAnnotation = "serviceplane.io/weight"
+
+	// endAnnotation on a Service ends TCP connections to endpoints that are gone, if it is "true".
+	endAnnotation = "serviceplane.io/end-connections"
+)
+
+// annotations reads annotations, and logs what it cannot read, once for each value. Hooks meet a value
+// once for each port of a Service, or each endpoint of a slice, and again with each change, and who
+// may write an object may make it long.
+type annotations struct {
+	log  *zap.Logger
+	seed maphash.Seed
+
+	mu   sync.Mutex
+	said map[annotationOf]uint64 // the hash of the value that was logged
+}
+
+type annotationOf struct{ object, name string }
+
+func newAnnotations(log *zap.Logger) *annotations {
+	return &annotations{log: log, seed: maphash.MakeSeed(), said: map[annotationOf]uint64{}}
+}
+
+// maxSaid bounds the memory of what was logged. Nobody tells when an object is gone.
+const maxSaid = 10_000
+
+// ignore logs that the annotation of an object has no effect.
+func (a *annotations) ignore(of metav1.Object, name, value string, err error) {
+	object := of.GetNamespace() + "/" + of.GetName()
+	at, hash := annotationOf{object, name}, maphash.String(a.seed, value)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if said, ok := a.said[at]; ok && said == hash {
+		return
+	}
+	if len(a.said) >= maxSaid {
+		clear(a.said)
+	}
+	a.said[at] = hash
+	a.log.Warn("annotation ignored", zap.String("object", object), zap.String("annotation", name), zap.String("value", readable(value)), zap.Error(short(err)))
+}
+
+// truth reads whether an annotation of a Service is true. ok is false if there is none that can be read.
+func (a *annotations) truth(s *v1.Service, name string) (is, ok bool) {
+	text, ok := s.Annotations[name]
+	if !ok {
+		return false, false
+	}
+	is, err := strconv.ParseBool(text)
+	if err != nil {
+		a.ignore(s, name, text, err)
+	}
+	return is, err == nil
+}
+
+// maxReadable is how many bytes of an annotation a line of the log has.
+const maxReadable = 64
+
+// readable is the beginning of a long text.
+func readable(text string) string {
+	if len(text) <= maxReadable {
+		return strings.ToValidUTF8(text, "?")
+	}
+	end := maxReadable
+	for end > maxReadable-utf8.UTFMax && !utf8.RuneStart(text[end]) {
+		end--
+	}
+	return strings.ToValidUTF8(text[:end], "?") + "…"
+}
+
+// short is an error that does not repeat a long value.
+func short(err error) error {
+	if number := (*strconv.NumError)(nil); errors.As(err, &number) {
+		return number.Err
+	}
+	if text := err.Error(); len(text) > 2*maxReadable {
+		return errors.New(readable(text))
+	}
+	return err
+}
+
+// service is a changetracker.Options.DecorateService.
+func (a *annotations) service(p *changetracker.ServicePort, s *v1.Service) {
+	p.EndConnections, _ = a.truth(s, endAnnotation)
+	if text, ok := s.Annotations[balancingAnnotation]; ok {
+		if err := p.Balancing.UnmarshalText([]byte(text)); err != nil {
+			a.ignore(s, balancingAnnotation, text, err)
+		}
+		return
+	}
+	if scheduler, ok := s.Annotations[routerAnnotation]; ok {
+		p.Balancing, ok = routerBalancing(scheduler, s.Annotations[routerFlagAnnotation])
+		if !ok {
+			a.ignore(s, routerAnnotation, scheduler, errNoEquivalent)
+		}
+		return
+	}
+	if s.Annotations[ciliumAnnotation] == "maglev" {
+		p.Balancing = changetracker.SourcePortHash
+	}
+}
+
+var errNoEquivalent = errors.New("no policy is like this scheduler: endpoints are chosen at random")
+
+// routerBalancing translates IPVS's schedulers, as kube-router's documentation names them. The
+// second flag of the scheduler mh hashes ports too.
+func routerBalancing(scheduler, flags string) (b changetracker.Balancing, ok bool) {
+	switch scheduler {
+	case "rr", "wrr":
+		return changetracker.Random, true
+	case "lc", "wlc":
+		return changetracker.LeastConnections, true
+	case "sh":
+		return changetracker.SourceHash, true
+	case "mh":
+		if slices.Contains(strings.Split(flags, ","), "flag-2") {
+			return changetracker.SourcePortHash, true
+		}
+		return changetracker.SourceHash, true
+	default:
+		return changetracker.Random, false
+	}
+}
+
+// endpoint is a changetracker.Options.DecorateEndpoint. An endpoint of weight 0 gets no new
+// connections, and keeps those that it has.
+func (a *annotations) endpoint(e *changetracker.Endpoint, _ *discovery.Endpoint, s *discovery.EndpointSlice) {
+	text, ok := s.Annotations[weightAnnotation]
+	if !ok {
+		return
+	}
+	weight, err := strconv.ParseUint(text, 10, 16)
+	if err != nil {
+		a.ignore(s, weightAnnotation, text, err)
+		return
+	}
+	e.Weight, e.Ready = uint16(weight), e.Ready && weight > 0
+}
