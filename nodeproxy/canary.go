@@ -42,15 +42,8 @@ func (c *canaryFlags) validate(f *faults) {
 	f.check(c.interval >= 100*time.Millisecond, "canary-interval", c.interval, "100ms or more")
 }
 
-func (c *canaryFlags) addresses() (vips []netip.Addr, ok bool) {
-	for _, text := range c.vips {
-		vip, ok := changetracker.ParseAddr(text)
-		if !ok {
-			return nil, false
-		}
-		vips = append(vips, vip)
-	}
-	return vips, true
+func (c *canaryFlags) addresses() ([]netip.Addr, bool) {
+	return parseAll(c.vips, changetracker.ParseAddr)
 }
 
 // unhealthy are the conditions for 503 at /healthz.

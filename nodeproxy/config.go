@@ -167,13 +167,18 @@ func (o *options) socketsAtLocalhost() bool {
 }
 
 // parsePrefixes parses CIDRs as those of API objects. Host bits are ignored.
-func parsePrefixes(texts []string) (prefixes []netip.Prefix, ok bool) {
+func parsePrefixes(texts []string) ([]netip.Prefix, bool) {
+	return parseAll(texts, changetracker.ParsePrefix)
+}
+
+// parseAll parses texts. It returns nothing if one is wrong.
+func parseAll[T any](texts []string, parse func(string) (T, bool)) (all []T, ok bool) {
 	for _, text := range texts {
-		prefix, ok := changetracker.ParsePrefix(text)
+		value, ok := parse(text)
 		if !ok {
 			return nil, false
 		}
-		prefixes = append(prefixes, prefix)
+		all = append(all, value)
 	}
-	return prefixes, true
+	return all, true
 }

@@ -237,19 +237,18 @@ const firstCleanupPause, longestCleanupPause = time.Second, time.Minute
 
 // untilDone tries to remove rules of other modes until that succeeds or ctx ends. It logs each new reason.
 func untilDone(ctx context.Context, log *zap.Logger, remove func() error) {
-	reason := ""
+	var last lastFailure
 	for d := firstCleanupPause; ; d = min(2*d, longestCleanupPause) {
 		err := remove()
 		switch {
 		case ctx.Err() != nil:
 			return
-		case err == nil && reason != "":
+		case err == nil && last != "":
 			log.Info("rules of other modes are removed now")
 			return
 		case err == nil:
 			return
-		case err.Error() != reason:
-			reason = err.Error()
+		case last.isNew(err):
 			log.Warn("rules of other modes are not removed, will be retried", zap.Error(err))
 		}
 		if !pause.For(ctx, d) {

@@ -8,14 +8,16 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// flagErrors collects all errors of a command line. Package pflag stops at the first one.
-type flagErrors struct{ errs []error }
+// faults are all errors of a command line. Package pflag stops at the first one.
+type faults []error
 
-func (e *flagErrors) add(format string, args ...any) {
-	e.errs = append(e.errs, fmt.Errorf(format, args...))
+func (f *faults) add(format string, args ...any) { *f = append(*f, fmt.Errorf(format, args...)) }
+
+func (f *faults) check(ok bool, flag string, value any, want string) {
+	if !ok {
+		*f = append(*f, &badValueError{flag, fmt.Sprint(value), want})
+	}
 }
-
-func (e *flagErrors) join() error { return errors.Join(e.errs...) }
 
 // badValueError is a flag that has a value which it must not have.
 type badValueError struct{ flag, value, want string }
@@ -40,12 +42,12 @@ func located(err error, origins map[string]string) error {
 }
 
 // tolerate makes flags record invalid values instead of failing.
-func (e *flagErrors) tolerate(flags *pflag.FlagSet) {
-	flags.VisitAll(func(f *pflag.Flag) { f.Value = &tolerant{f.Value, f.Name, e} })
+func (f *faults) tolerate(flags *pflag.FlagSet) {
+	flags.VisitAll(func(flag *pflag.Flag) { flag.Value = &tolerant{flag.Value, flag.Name, f} })
 }
 
 // known returns the arguments without unknown flags, and records those.
-func (e *flagErrors) known(flags *pflag.FlagSet, args []string) []string {
+func (f *faults) known(flags *pflag.FlagSet, args []string) []string {
 	var known []string
 	for i := 0; i < len(args); i++ {
 		arg := args[i]
@@ -59,7 +61,7 @@ func (e *flagErrors) known(flags *pflag.FlagSet, args []string) []string {
 		case !strings.HasPrefix(arg, "-") || arg == "-":
 			known = append(known, arg)
 		case flag == nil:
-			e.add("%s: no such flag; --help lists them", name)
+			f.add("%s: no such flag; --help lists them", name)
 			if next && !strings.HasPrefix(args[i+1], "-") {
 				i++ // probably its value
 			}
@@ -93,10 +95,10 @@ func setStrictly(flags *pflag.FlagSet, f *pflag.Flag, text string) error {
 	if !ok {
 		return flags.Set(f.Name, text)
 	}
-	recorded := len(t.errs.errs)
+	before := *t.errs
 	err := flags.Set(f.Name, text)
-	err = errors.Join(append(t.errs.errs[recorded:], err)...)
-	t.errs.errs = t.errs.errs[:recorded]
+	err = errors.Join(append((*t.errs)[len(before):], err)...)
+	*t.errs = before
 	return err
 }
 
@@ -104,7 +106,7 @@ func setStrictly(flags *pflag.FlagSet, f *pflag.Flag, text string) error {
 type tolerant struct {
 	pflag.Value
 	name string
-	errs *flagErrors
+	errs *faults
 }
 
 // Set implements pflag.Value. An invalid text keeps the previous value, so that it causes

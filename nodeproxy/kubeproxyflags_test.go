@@ -34,10 +34,10 @@ func read(t *testing.T, args ...string) *options {
 	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	flags.SetNormalizeFunc(wordSeparators)
 	o.register(flags)
-	errs := &flagErrors{}
+	var errs faults
 	errs.tolerate(flags)
-	if err := flags.Parse(errs.known(flags, args)); err != nil || errs.join() != nil {
-		t.Fatalf("parse %q: %v, %v", args, err, errs.join())
+	if err := flags.Parse(errs.known(flags, args)); err != nil || len(errs) > 0 {
+		t.Fatalf("parse %q: %v, %v", args, err, errs)
 	}
 	o.complete(flags)
 	return &o

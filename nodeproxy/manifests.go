@@ -40,7 +40,7 @@ type manifests struct {
 // file is the state of one file.
 type file struct {
 	digest  [sha256.Size]byte
-	failure string            // error of the last read
+	failure lastFailure       // of the last read
 	objects []manifest.Object // of the last valid version
 	emptied time.Time         // when it became empty, while its objects stay
 	changed int               // number of reads in a row during which it was written
@@ -92,10 +92,9 @@ func (m *manifests) update(read manifest.File) (again time.Duration) {
 		f.changed++
 		return retryInterval
 	case read.Err != nil:
-		if f.failure != read.Err.Error() {
+		if f.failure.isNew(read.Err) {
 			m.log.Error("manifest cannot be read, its objects stay", zap.Error(read.Err))
 		}
-		f.failure = read.Err.Error()
 		return rereadInterval
 	}
 	f.failure, f.changed = "", 0

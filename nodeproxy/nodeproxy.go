@@ -41,7 +41,7 @@ type Options struct {
 // be executed once.
 func New(program Options) *cobra.Command {
 	o := &options{program: program}
-	errs := &flagErrors{}
+	errs := &faults{}
 	command := &cobra.Command{
 		Use:           cmp.Or(program.Use, "nodeproxy"),
 		Version:       version(),
@@ -90,7 +90,7 @@ func isSet(flags *pflag.FlagSet, name string) bool {
 }
 
 // read reads the configuration, completes the options and returns all that is wrong.
-func (o *options) read(flags *pflag.FlagSet, errs *flagErrors) error {
+func (o *options) read(flags *pflag.FlagSet, errs *faults) error {
 	for _, arg := range flags.Args() {
 		errs.add("%s: want flags only", arg)
 	}
@@ -99,7 +99,7 @@ func (o *options) read(flags *pflag.FlagSet, errs *flagErrors) error {
 		errs.add("%w", err)
 	}
 	o.complete(flags)
-	if err = errors.Join(errs.join(), located(o.Validate(), o.origins)); err != nil {
+	if err = errors.Join(errors.Join(*errs...), located(o.Validate(), o.origins)); err != nil {
 		return err
 	}
 	o.flags = flagValues(flags)

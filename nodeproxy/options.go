@@ -191,15 +191,6 @@ func validateConntrack(f *faults, c *conntrack.SysctlOptions) {
 	f.checkTimeout("conntrack-udp-timeout-stream", c.UDPStream)
 }
 
-// faults are errors of flags.
-type faults []error
-
-func (f *faults) check(ok bool, flag string, value any, want string) {
-	if !ok {
-		*f = append(*f, &badValueError{flag, fmt.Sprint(value), want})
-	}
-}
-
 func (f *faults) checkAddress(flag, address string) {
 	_, err := bindAddress(address, 1)
 	f.check(err == nil, flag, address, "an IP address, alone or with a port from 1 to 65535, or nothing")

@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"github.com/serviceplane/serviceplane/internal/pause"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -68,7 +71,7 @@ func run(ctx context.Context, o *options, log *zap.Logger) error {
 		{"canary", tested.runCanary},
 	}...)
 	if o.program.OwnsProcess {
-		tasks = append(tasks, task{"return of memory", returnMemory(provider)})
+		tasks = append(tasks, task{"return of memory", func(ctx context.Context) error { return returnMemory(ctx, provider) }})
 	}
 	err = runAll(ctx, append(tasks, o.servers(node, tested, measured, log)...))
 	log.Info("stopped, the rules stay")
@@ -126,4 +129,35 @@ func runAll(ctx context.Context, tasks []task) error {
 	}
 	running.Wait()
 	return errors.Join(errs...)
+}
+
+// untilSynced waits for the first sync. It returns false if ctx ends first.
+func untilSynced(ctx context.Context, p *proxier.Proxier) bool {
+	for !p.Status().Synced {
+		if !pause.For(ctx, 100*time.Millisecond) {
+			return false
+		}
+	}
+	return true
+}
+
+// returnMemory gives memory back to the system after the first sync, which needs more than all
+// that follow: the collector alone would keep it for minutes.
+func returnMemory(ctx context.Context, p *proxier.Proxier) error {
+	if untilSynced(ctx, p) {
+		debug.FreeOSMemory()
+	}
+	return nil
+}
+
+// lastFailure is the text of a failure, so that each new one is logged once; it is empty after a success.
+type lastFailure string
+
+// isNew takes the result of an attempt, and reports whether it is another failure than the last one.
+func (l *lastFailure) isNew(err error) bool {
+	before := *l
+	if *l = ""; err != nil {
+		*l = lastFailure(err.Error())
+	}
+	return err != nil && *l != before
 }

@@ -3,6 +3,7 @@ package nodeproxy
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -11,12 +12,20 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	v1 "k8s.io/api/core/v1"
+	events "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/serviceplane/serviceplane/informer"
+	"github.com/serviceplane/serviceplane/internal/pause"
 	"github.com/serviceplane/serviceplane/programmed/cluster"
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -109,4 +118,42 @@ func (o *options) server() (*rest.Config, error) {
 	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
 		&clientcmd.ClientConfigLoadingRules{ExplicitPath: o.kubeconfig},
 		&clientcmd.ConfigOverrides{ClusterInfo: api.Cluster{Server: o.master}}).ClientConfig()
+}
+
+// eventRetry is the pause between attempts to write the event.
+const eventRetry = 15 * time.Second
+
+// writeEvent writes the event Starting on the Node, as kube-proxy does. It retries until
+// the API server answers, and only logs a refusal.
+func writeEvent(ctx context.Context, client dynamic.Interface, node string, log *zap.Logger) {
+	event, err := startingEvent(node)
+	if err != nil {
+		log.Warn("event Starting is not written", zap.Error(err))
+		return
+	}
+	resource := client.Resource(events.SchemeGroupVersion.WithResource("events")).Namespace(event.GetNamespace())
+	for {
+		_, err := resource.Create(ctx, event, metav1.CreateOptions{})
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		if errors.As(err, new(apierrors.APIStatus)) {
+			log.Warn("event Starting is not written", zap.Error(err))
+			return
+		}
+		pause.For(ctx, eventRetry)
+	}
+}
+
+func startingEvent(node string) (*unstructured.Unstructured, error) {
+	now := time.Now()
+	event, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&events.Event{
+		TypeMeta:   metav1.TypeMeta{APIVersion: events.SchemeGroupVersion.String(), Kind: "Event"},
+		ObjectMeta: metav1.ObjectMeta{Name: node + "." + strconv.FormatInt(now.UnixNano(), 16), Namespace: metav1.NamespaceDefault},
+		EventTime:  metav1.NewMicroTime(now), Type: v1.EventTypeNormal, Reason: "Starting", Action: "StartNodeproxy", Note: "nodeproxy " + version(),
+		ReportingController: "nodeproxy", ReportingInstance: "nodeproxy-" + node,
+		// As with kube-proxy: kubectl describe node selects events with the name as UID.
+		Regarding: v1.ObjectReference{Kind: "Node", Name: node, UID: types.UID(node)},
+	})
+	return &unstructured.Unstructured{Object: event}, err
 }

@@ -1,15 +1,24 @@
 package nodeproxy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
 	"go.uber.org/zap"
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/informer"
+	"github.com/serviceplane/serviceplane/internal/manifest"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -72,7 +81,7 @@ type directoryWatch struct {
 	newWatcher func() (*fsnotify.Watcher, error)
 	watcher    *fsnotify.Watcher
 	// failure is the error that was logged last, blind that of the watch.
-	failure, blind string
+	failure, blind lastFailure
 }
 
 func (w *directoryWatch) run(ctx context.Context) error {
@@ -126,27 +135,22 @@ func (w *directoryWatch) follow(ctx context.Context, again time.Duration) error 
 			changed()
 		case <-wake.C:
 			since = time.Time{}
-			again, err := w.refresh(ctx)
-			if ctx.Err() != nil {
-				return nil
-			}
-			wake.Reset(w.next(again, err))
+			wake.Reset(w.reread(ctx))
 		}
 	}
 }
 
-// next returns the pause until the next read without notifications. A directory that
-// cannot be read changes nothing, and is logged once.
-func (w *directoryWatch) next(again time.Duration, err error) time.Duration {
-	if err == nil {
-		w.failure = ""
-		return again
-	}
-	if err.Error() != w.failure {
+// reread is refresh for a directory that has been read before. One that cannot be read changes nothing, and is
+// logged once.
+func (w *directoryWatch) reread(ctx context.Context) (again time.Duration) {
+	again, err := w.refresh(ctx)
+	if ctx.Err() == nil && w.failure.isNew(err) {
 		w.log.Error("directory of manifests cannot be read, its objects stay", zap.Error(err))
-		w.failure = err.Error()
 	}
-	return retryInterval
+	if err != nil {
+		return retryInterval
+	}
+	return again
 }
 
 // refresh watches the directory, which may have been replaced, and reads it. It returns
@@ -156,7 +160,10 @@ func (w *directoryWatch) refresh(ctx context.Context) (again time.Duration, err 
 	if again, err = w.files.read(ctx); err != nil {
 		return 0, err
 	}
-	w.noteBlind(watchErr)
+	if w.blind.isNew(watchErr) {
+		w.log.Warn("changes of manifests are not notified: they are read again periodically; raise fs.inotify.max_user_instances or max_user_watches",
+			zap.String("directory", w.path), zap.Duration("period", rereadInterval), zap.Error(watchErr))
+	}
 	w.feed.update(w.files.objects())
 	return again, nil
 }
@@ -171,15 +178,76 @@ func (w *directoryWatch) watch() (err error) {
 	return w.watcher.Add(w.path)
 }
 
-// noteBlind logs once that changes are only seen by reading again.
-func (w *directoryWatch) noteBlind(err error) {
-	text := ""
-	if err != nil {
-		text = err.Error()
+// feed calls a provider with the differences between sets of objects.
+type feed struct {
+	node     string
+	provider proxier.Provider
+	log      *zap.Logger
+	current  map[key]manifest.Value // what the provider has
+}
+
+// update passes objects that are new, changed or deleted to the provider. The Node comes
+// first, the others in the order of their names.
+func (f *feed) update(objects map[key]manifest.Value) {
+	for _, k := range sorted(objects) {
+		before, after := f.current[k], objects[k]
+		if before == nil || !equality.Semantic.DeepEqual(before, after) {
+			f.put(before, after)
+		}
 	}
-	if text != "" && text != w.blind {
-		w.log.Warn("changes of manifests are not notified: they are read again periodically; raise fs.inotify.max_user_instances or max_user_watches",
-			zap.String("directory", w.path), zap.Duration("period", rereadInterval), zap.Error(err))
+	for _, k := range sorted(f.current) {
+		if objects[k] == nil {
+			f.remove(f.current[k])
+		}
 	}
-	w.blind = text
+	f.current = objects
+}
+
+func sorted(objects map[key]manifest.Value) []key {
+	return slices.SortedFunc(maps.Keys(objects), func(a, b key) int {
+		rank := func(k key) int { return slices.Index([]string{"Node", "Service", "EndpointSlice"}, k.kind) }
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
+	})
+}
+
+func (f *feed) put(before, after manifest.Value) {
+	switch object := after.(type) {
+	case *v1.Node:
+		if object.Name == f.node {
+			f.provider.OnNodeChange(informer.NodeOf(object))
+		}
+	case *v1.Service:
+		if old, ok := before.(*v1.Service); ok {
+			f.provider.OnServiceUpdate(old, object)
+			return
+		}
+		f.provider.OnServiceAdd(object)
+	case *discovery.EndpointSlice:
+		if old, ok := before.(*discovery.EndpointSlice); ok {
+			f.provider.OnEndpointSliceUpdate(old, object)
+			return
+		}
+		f.provider.OnEndpointSliceAdd(object)
+	}
+}
+
+// remove deletes an object. The node stays as it was: it exists, because the proxy runs
+// on it.
+func (f *feed) remove(value manifest.Value) {
+	switch object := value.(type) {
+	case *v1.Service:
+		f.provider.OnServiceDelete(object)
+	case *discovery.EndpointSlice:
+		f.provider.OnEndpointSliceDelete(object)
+	}
+}
+
+// synced reports to the provider that it has all objects.
+func (f *feed) synced() {
+	if f.current[key{kind: "Node", name: f.node}] == nil {
+		f.log.Warn("no manifest has this Node: the proxy works without its addresses, zone and pod CIDRs", zap.String("node", f.node))
+		f.provider.OnNodeChange(changetracker.Node{Name: f.node}) // the provider waits for it
+	}
+	f.provider.OnServiceSynced()
+	f.provider.OnEndpointSlicesSynced()
 }
