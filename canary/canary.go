@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -23,8 +24,9 @@ type Canary struct {
 	log     *zap.Logger
 	network network
 
+	started atomic.Bool
+
 	mu       sync.Mutex // guards all below
-	started  bool
 	families map[v1.IPFamily]FamilyStatus
 }
 
@@ -45,11 +47,7 @@ func New(options Options) (*Canary, error) {
 // that remove its Services. Nothing happens before the provider's first sync, which therefore
 // takes no longer. Run may be called once.
 func (c *Canary) Run(ctx context.Context, provider proxier.Provider) error {
-	c.mu.Lock()
-	wasStarted := c.started
-	c.started = true
-	c.mu.Unlock()
-	if wasStarted {
+	if c.started.Swap(true) {
 		return errors.New("canary: Run was called twice")
 	}
 	served := provider.Status().Families

@@ -4,12 +4,13 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"time"
 
 	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/internal/invalid"
 )
 
 // The defaults of Options.
@@ -66,25 +67,18 @@ func (o Options) withDefaults() Options {
 // Validate reports every invalid option.
 func (o Options) Validate() error {
 	o = o.withDefaults()
-	var errs []error
+	var errs invalid.Options
 	seen := map[v1.IPFamily]bool{}
 	for _, vip := range o.VIPs {
-		switch {
-		case !vip.IsValid() || vip.Zone() != "" || vip.Is4In6() || vip.IsUnspecified() || vip.IsLoopback() || vip.IsMulticast() || vip.IsLinkLocalUnicast():
-			errs = append(errs, fmt.Errorf("VIPs: %v: want a unicast address that is neither loopback nor link-local", vip))
-		case seen[familyOf(vip)]:
-			errs = append(errs, fmt.Errorf("VIPs: %v: want one address of each IP family", vip))
-		}
+		special := vip.Is4In6() || vip.IsUnspecified() || vip.IsLoopback() || vip.IsMulticast() || vip.IsLinkLocalUnicast()
+		isUsable := vip.IsValid() && vip.Zone() == "" && !special
+		errs.Check(isUsable, "VIPs", vip, "a unicast address that is neither loopback nor link-local")
+		errs.Check(!isUsable || !seen[familyOf(vip)], "VIPs", vip, "one address of each IP family")
 		seen[familyOf(vip)] = true
 	}
-	for _, d := range []struct {
-		name  string
-		value time.Duration
-	}{{"Interval", o.Interval}, {"Timeout", o.Timeout}, {"Threshold", o.Threshold}} {
-		if d.value < 0 {
-			errs = append(errs, fmt.Errorf("%s: %v: want 0 or more", d.name, d.value))
-		}
-	}
+	errs.Check(o.Interval >= 0, "Interval", o.Interval, "0 or more")
+	errs.Check(o.Timeout >= 0, "Timeout", o.Timeout, "0 or more")
+	errs.Check(o.Threshold >= 0, "Threshold", o.Threshold, "0 or more")
 	return errors.Join(errs...)
 }
 

@@ -21,9 +21,8 @@ type Checker struct {
 	log     *zap.Logger
 	passive passive
 
-	mu      sync.Mutex // guards all below
-	started bool
-	run     *run // nil before Run
+	mu  sync.Mutex // guards all below
+	run *run       // nil before Run
 }
 
 // New returns a Checker. It starts nothing. The error names every invalid option.
@@ -38,15 +37,14 @@ func New(options Options) (*Checker, error) {
 // Run checks until ctx ends. It returns nil after all of its goroutines have ended and its
 // Overrides are removed; checks that run end with ctx. Run may be called once.
 func (c *Checker) Run(ctx context.Context, source Source) error {
+	r := newRun(c, source)
 	c.mu.Lock()
-	wasStarted := c.started
-	c.started = true
-	if !wasStarted {
-		c.run = newRun(c, source)
+	isFirst := c.run == nil
+	if isFirst {
+		c.run = r
 	}
-	r := c.run
 	c.mu.Unlock()
-	if wasStarted {
+	if !isFirst {
 		return errors.New("endpoint health: Run was called twice: make one Checker for each Provider")
 	}
 	limited, stop := context.WithCancel(ctx)

@@ -5,12 +5,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -56,8 +59,9 @@ type NodePorts struct {
 	clients *connections  // of all listeners together
 	addrs   []netip.Addr  // the node's addresses; owned by the goroutine of Run
 
+	started atomic.Bool
+
 	mu        sync.Mutex // guards all below
-	started   bool
 	ports     portTable
 	listeners map[listenKey]*listener // owned by Run
 	noAddress map[v1.IPFamily]proxier.Condition
@@ -101,11 +105,7 @@ func (n *NodePorts) Update(family v1.IPFamily, update proxier.HealthUpdate) {
 // Run implements proxier.Health. It may be called once. If status is nil, the proxy counts
 // as healthy.
 func (n *NodePorts) Run(ctx context.Context, status func() proxier.Status) error {
-	n.mu.Lock()
-	wasStarted := n.started
-	n.started = true
-	n.mu.Unlock()
-	if wasStarted {
+	if n.started.Swap(true) {
 		return errors.New("serve health check node ports: Run was called twice")
 	}
 	var serving sync.WaitGroup
@@ -270,4 +270,18 @@ func join(ranges []netip.Prefix) string {
 		texts = append(texts, r.String())
 	}
 	return strings.Join(texts, ", ")
+}
+
+// advice returns what an operator can do about a failure to listen.
+func advice(err error) string {
+	switch {
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return "check that the node still has the address"
+	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
+		return "raise the limit of open files, or find the program that holds so many"
+	case errors.Is(err, fs.ErrPermission):
+		return "permit this program to listen on that port"
+	default:
+		return "stop the program that listens there, or give the Service another healthCheckNodePort"
+	}
 }

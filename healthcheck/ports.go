@@ -120,17 +120,17 @@ func (p *familyPorts) anyAddress() bool {
 func (t *portTable) keys(nodeAddrs []netip.Addr) map[listenKey]struct{} {
 	keys := map[listenKey]struct{}{}
 	hosts := t.hosts(nodeAddrs)
-	for name, port := range t.ports() {
+	for name, s := range t.latest() {
 		for _, h := range hosts {
-			address := net.JoinHostPort(h.host, strconv.Itoa(int(port)))
+			address := net.JoinHostPort(h.host, strconv.Itoa(int(s.port)))
 			keys[listenKey{name, h.family, h.network, address}] = struct{}{}
 		}
 	}
 	return keys
 }
 
-// ports returns one port per Service: the one that arrived last, if the families disagree.
-func (t *portTable) ports() map[types.NamespacedName]uint16 {
+// latest returns one port per Service: the one that arrived last, if the families disagree.
+func (t *portTable) latest() map[types.NamespacedName]servicePort {
 	latest := map[types.NamespacedName]servicePort{}
 	for _, p := range t.families {
 		for name, s := range p.services {
@@ -139,11 +139,7 @@ func (t *portTable) ports() map[types.NamespacedName]uint16 {
 			}
 		}
 	}
-	ports := make(map[types.NamespacedName]uint16, len(latest))
-	for name, s := range latest {
-		ports[name] = s.port
-	}
-	return ports
+	return latest
 }
 
 func (t *portTable) hosts(nodeAddrs []netip.Addr) []listenHost {
