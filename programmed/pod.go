@@ -105,7 +105,7 @@ func (d *Departure) Delete(slice, version string) {
 // Replace takes a list of all slices, which has a version.
 func (d *Departure) Replace(list []*discovery.EndpointSlice, version string) {
 	d.listed = version
-	for name := range maps.Clone(d.slices) {
+	for name := range d.slices {
 		if !slices.ContainsFunc(list, func(s *discovery.EndpointSlice) bool { return s.Name == name }) {
 			d.Delete(name, version)
 		}
@@ -208,8 +208,8 @@ func (d *Departure) ownAddrs() (all []netip.AddrPort) {
 func (p *Pod) stays(s *discovery.EndpointSlice) string {
 	for e := range p.endpoints(s) {
 		switch {
-		case isFalse(e.Conditions.Ready):
-		case isTrue(e.Conditions.Terminating):
+		case !ptr.Deref(e.Conditions.Ready, true):
+		case ptr.Deref(e.Conditions.Terminating, false):
 			return "has the pod as ready although it ends: does the Service have publishNotReadyAddresses?"
 		default:
 			return "still has the pod as ready"
@@ -217,7 +217,3 @@ func (p *Pod) stays(s *discovery.EndpointSlice) string {
 	}
 	return ""
 }
-
-// A condition that is not set means what each caller says.
-func isTrue(condition *bool) bool  { return condition != nil && *condition }
-func isFalse(condition *bool) bool { return condition != nil && !*condition }

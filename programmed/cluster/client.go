@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -22,9 +23,7 @@ import (
 
 // Client is a client of an API server. Its methods are safe for concurrent use.
 type Client struct {
-	clients apiclient.Clients
-	core    *rest.RESTClient // Nodes
-	leases  *rest.RESTClient
+	core, leases, discovery *rest.RESTClient // of Nodes, Leases and EndpointSlices
 }
 
 // New returns a Client. It sends nothing yet.
@@ -35,25 +34,23 @@ func New(config *rest.Config) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create client: %w", err)
 	}
-	core, err := clients.For(v1.SchemeGroupVersion)
-	if err != nil {
-		return nil, fmt.Errorf("create client: %w", err)
+	c := &Client{}
+	for client, group := range map[**rest.RESTClient]schema.GroupVersion{
+		&c.core: v1.SchemeGroupVersion, &c.leases: coordination.SchemeGroupVersion, &c.discovery: discovery.SchemeGroupVersion,
+	} {
+		if *client, err = clients.For(group); err != nil {
+			return nil, fmt.Errorf("create client: %w", err)
+		}
 	}
-	leases, err := clients.For(coordination.SchemeGroupVersion)
-	if err != nil {
-		return nil, fmt.Errorf("create client: %w", err)
-	}
-	return &Client{clients: clients, core: core, leases: leases}, nil
+	return c, nil
 }
 
-func (c *Client) slices(namespace string) (cache.ListerWatcherWithContext, error) {
-	lw, err := c.clients.Source(discovery.SchemeGroupVersion, "endpointslices", namespace, func(*metav1.ListOptions) {})
-	return cache.ToListerWatcherWithContext(lw), err
+func (c *Client) slices(namespace string) cache.ListerWatcherWithContext {
+	return cache.ToListerWatcherWithContext(cache.NewFilteredListWatchFromClient(c.discovery, "endpointslices", namespace, func(*metav1.ListOptions) {}))
 }
 
-func (c *Client) leasesOf(namespace string, selection func(*metav1.ListOptions)) (cache.ListerWatcherWithContext, error) {
-	lw, err := c.clients.Source(coordination.SchemeGroupVersion, "leases", namespace, selection)
-	return cache.ToListerWatcherWithContext(lw), err
+func (c *Client) leasesOf(namespace string, selection func(*metav1.ListOptions)) cache.ListerWatcherWithContext {
+	return cache.ToListerWatcherWithContext(cache.NewFilteredListWatchFromClient(c.leases, "leases", namespace, selection))
 }
 
 // object is what follow passes on.
@@ -104,9 +101,7 @@ func follow[T any, P object[T]](ctx context.Context, from cache.ListerWatcherWit
 		if version, err = watchFrom(ctx, from, version, to); err != nil {
 			return err
 		}
-		select {
-		case <-time.After(watchPause):
-		case <-ctx.Done():
+		if !pause.For(ctx, watchPause) {
 			return context.Cause(ctx)
 		}
 	}
@@ -156,7 +151,8 @@ func pauseAfter(err error, last time.Duration) time.Duration {
 	return min(max(watchPause, 2*last), longestPause)
 }
 
-// keepFollowing repeats follow after failures until ctx ends. failed gets each failure.
+// keepFollowing repeats follow after failures until ctx ends. failed gets each failure. All calls are of the
+// caller's goroutine.
 func keepFollowing[T any, P object[T]](ctx context.Context, from cache.ListerWatcherWithContext, to events[P], failed func(error)) {
 	for wait := time.Duration(0); ctx.Err() == nil; pause.For(ctx, wait) {
 		err := follow(ctx, from, to)

@@ -72,12 +72,9 @@ func (c *Client) Publish(ctx context.Context, o PublishOptions) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	writing.Go(func() { p.clear(ctx); p.write(ctx) })
-	from, err := c.leasesOf(o.Namespace, func(l *metav1.ListOptions) {
+	from := c.leasesOf(o.Namespace, func(l *metav1.ListOptions) {
 		l.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, SwitchName).String()
 	})
-	if err != nil {
-		return fmt.Errorf("create client: %w", err)
-	}
 	var said sync.Once
 	keepFollowing(ctx, from, events[*coordination.Lease]{
 		set: p.renewed, deleted: func(*coordination.Lease) {},
@@ -233,10 +230,7 @@ type LeaseOptions struct {
 // dialled. It has the nodes write their Leases until stop is called, which waits for the end.
 func (c *Client) Leased(ctx context.Context, o LeaseOptions) (w programmed.Waiting, stop func(), err error) {
 	o.Namespace = cmp.Or(o.Namespace, LeaseNamespace)
-	from, err := c.leasesOf(o.Namespace, func(l *metav1.ListOptions) { l.LabelSelector = LeaseLabel + "=node" })
-	if err != nil {
-		return w, nil, fmt.Errorf("create client: %w", err)
-	}
+	from := c.leasesOf(o.Namespace, func(l *metav1.ListOptions) { l.LabelSelector = LeaseLabel + "=node" })
 	r := &reports{why: errors.New("it has written no Lease yet: does its proxy publish what it has programmed?")}
 	n := &nodes{client: c, policy: o.Policy}
 	ctx, cancel := context.WithCancel(ctx)
@@ -244,8 +238,9 @@ func (c *Client) Leased(ctx context.Context, o LeaseOptions) (w programmed.Waiti
 	running.Go(func() { c.renew(ctx, o.Namespace, n, r) })
 	running.Go(func() {
 		to := events[*coordination.Lease]{
-			set: r.set, deleted: r.deleted,
-			all: func(all []*coordination.Lease, _ string) { r.replace(all) },
+			set:     func(l *coordination.Lease) { r.change(func() { r.take(l) }) },
+			deleted: func(l *coordination.Lease) { r.change(func() { delete(r.all, nodeOf(l)) }) },
+			all:     func(all []*coordination.Lease, _ string) { r.change(func() { r.replace(all) }) },
 		}
 		keepFollowing(ctx, from, to, func(err error) {
 			r.change(func() { r.watching = fmt.Errorf("watch Leases of namespace %s: %w", o.Namespace, err) })
@@ -317,20 +312,13 @@ type reports struct {
 	why, watching, renewing error
 }
 
-func (r *reports) set(l *coordination.Lease) { r.change(func() { r.take(l) }) }
-
-func (r *reports) deleted(l *coordination.Lease) {
-	r.change(func() { delete(r.all, nodeOf(l)) })
-}
-
+// replace takes all Leases, under the lock.
 func (r *reports) replace(all []*coordination.Lease) {
-	r.change(func() {
-		r.watching = nil
-		r.all = make(map[string]programmed.Report, len(all))
-		for _, l := range all {
-			r.take(l)
-		}
-	})
+	r.watching = nil
+	r.all = make(map[string]programmed.Report, len(all))
+	for _, l := range all {
+		r.take(l)
+	}
 }
 
 func (r *reports) change(f func()) {

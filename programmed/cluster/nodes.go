@@ -48,10 +48,9 @@ type nodes struct {
 
 	mu     sync.Mutex // guards all below
 	next   time.Time  // not before it, a new list
-	listed bool
-	failed error // of the last list
+	failed error      // of the last list
 	names  []string
-	addrs  map[string]string // by name
+	addrs  map[string]string // by name; nil before the first list
 }
 
 // list returns the nodes that count. When a new list fails, those of the last one count.
@@ -61,7 +60,7 @@ func (n *nodes) list(ctx context.Context) ([]string, error) {
 	if now := time.Now(); !now.Before(n.next) {
 		n.refresh(ctx, now)
 	}
-	if !n.listed {
+	if n.addrs == nil {
 		return nil, n.failed
 	}
 	return n.names, nil
@@ -76,7 +75,7 @@ func (n *nodes) refresh(ctx context.Context, now time.Time) {
 		n.next = time.Now().Add(listRetry)
 		return
 	}
-	n.listed, n.names, n.addrs = true, nil, map[string]string{}
+	n.names, n.addrs = nil, map[string]string{}
 	n.next = time.Now().Add(refreshFor(len(all.Items))) // after a slow list, too, nobody lists for so long
 	for i := range all.Items {
 		node := &all.Items[i]

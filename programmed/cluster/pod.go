@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"sync"
 
-	"golang.org/x/sync/errgroup"
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/serviceplane/serviceplane/programmed"
@@ -37,69 +36,49 @@ func (c *Client) WaitUntilLeft(ctx context.Context, pod programmed.Pod, w progra
 		return err
 	}
 	errs := make([]error, len(changes))
-	var waiting errgroup.Group
+	var waiting sync.WaitGroup
 	for i, change := range changes {
-		waiting.Go(func() error {
+		waiting.Go(func() {
 			if errs[i] = programmed.Wait(ctx, w, change); errs[i] != nil && change.Service.Name != "" {
 				errs[i] = fmt.Errorf("change of %s: %w", change.Service, errs[i])
 			}
-			return nil
 		})
 	}
-	_ = waiting.Wait() // they are in errs
+	waiting.Wait()
 	return errors.Join(errs...)
 }
 
 // untilListed waits until the EndpointSlices give a pod no more connections, and returns the
 // Changes that nodes must have.
 func (c *Client) untilListed(ctx context.Context, pod programmed.Pod) (changes []programmed.Change, err error) {
-	from, err := c.slices(pod.Namespace)
-	if err != nil {
-		return nil, fmt.Errorf("create client: %w", err)
-	}
 	following, stop := context.WithCancel(ctx)
 	defer stop()
-	var (
-		mu        sync.Mutex // guards reason and departure
-		reason    = errors.New("the API server has not listed its EndpointSlices")
-		departure = programmed.NewDeparture(pod)
-		listed    bool
-		left      = make(chan []programmed.Change, 1)
-	)
+	reason := errors.New("the API server has not listed its EndpointSlices") // nil when the pod has left
+	departure := programmed.NewDeparture(pod)
 	decide := func() {
-		all, why := departure.Changes()
-		if reason = why; listed && why == nil {
-			select {
-			case left <- all:
-			default:
-			}
+		if reason == nil {
+			return
+		}
+		if changes, reason = departure.Changes(); reason == nil {
 			stop()
 		}
 	}
-	locked := func(f func()) { mu.Lock(); defer mu.Unlock(); f() }
 	to := events[*discovery.EndpointSlice]{
-		fresh: true, // a pod that is not in an older list would seem to have left
-		set:   func(s *discovery.EndpointSlice) { locked(func() { departure.Set(s); decide() }) },
-		deleted: func(s *discovery.EndpointSlice) {
-			locked(func() { departure.Delete(s.Name, s.ResourceVersion); decide() })
-		},
+		fresh:   true, // a pod that is not in an older list would seem to have left
+		set:     func(s *discovery.EndpointSlice) { departure.Set(s); decide() },
+		deleted: func(s *discovery.EndpointSlice) { departure.Delete(s.Name, s.ResourceVersion); decide() },
 		all: func(all []*discovery.EndpointSlice, version string) {
-			locked(func() { listed = true; departure.Replace(all, version); decide() })
+			departure.Replace(all, version)
+			decide()
 		},
 	}
-	keepFollowing(following, from, to, func(err error) {
-		locked(func() {
-			if !refused(reason) || refused(err) { // else that says more, such as than a client that gives up before a deadline
-				reason = fmt.Errorf("watch EndpointSlices of namespace %s: %w", pod.Namespace, err)
-			}
-		})
+	keepFollowing(following, c.slices(pod.Namespace), to, func(err error) {
+		if !refused(reason) || refused(err) { // else that says more, such as than a client that gives up before a deadline
+			reason = fmt.Errorf("watch EndpointSlices of namespace %s: %w", pod.Namespace, err)
+		}
 	})
-	select {
-	case changes = <-left:
+	if reason == nil {
 		return changes, nil
-	default:
 	}
-	mu.Lock()
-	defer mu.Unlock()
 	return nil, &NotLeftError{Reason: reason, Cause: context.Cause(ctx)}
 }
