@@ -42,13 +42,6 @@ const (
 	keyPeerPort      = attribute.Key("network.peer.port")
 )
 
-const (
-	spanConnection = "connection"
-	spanHeld       = "held"
-	spanDial       = "dial"
-	spanProxied    = "proxied"
-)
-
 var _ connection.Observer = (*Tracer)(nil)
 
 // ObserveConnection implements connection.Observer. It also calls the next Observer, if
@@ -60,7 +53,7 @@ func (t *Tracer) ObserveConnection(r connection.Report) {
 	if t.silent {
 		return
 	}
-	ctx, span := t.tracer.Start(context.Background(), spanConnection, //nolint:forbidigo // the root of a trace; nothing is cancelled by it
+	ctx, span := t.tracer.Start(context.Background(), "connection", //nolint:forbidigo // the root of a trace; nothing is cancelled by it
 		trace.WithNewRoot(), trace.WithSpanKind(trace.SpanKindServer), trace.WithTimestamp(r.Began),
 		trace.WithAttributes(forSampler(&r)...))
 	ended := r.Began.Add(r.Duration)
@@ -77,7 +70,7 @@ func (t *Tracer) ObserveConnection(r connection.Report) {
 // phases creates the child spans of a connection.
 func (t *Tracer) phases(ctx context.Context, r *connection.Report, ended time.Time) {
 	if r.Held > 0 {
-		t.stage(ctx, spanHeld, r.Began, r.Began.Add(r.Held))
+		t.stage(ctx, "held", r.Began, r.Began.Add(r.Held))
 	}
 	for i := range r.Attempts {
 		t.dial(ctx, &r.Attempts[i])
@@ -86,13 +79,13 @@ func (t *Tracer) phases(ctx context.Context, r *connection.Report, ended time.Ti
 		return
 	}
 	if last := r.Attempts[len(r.Attempts)-1]; last.Err == nil {
-		t.stage(ctx, spanProxied, last.Began.Add(last.Duration), ended)
+		t.stage(ctx, "proxied", last.Began.Add(last.Duration), ended)
 	}
 }
 
 func (t *Tracer) dial(ctx context.Context, a *connection.Attempt) {
 	ended := a.Began.Add(a.Duration)
-	_, span := t.tracer.Start(ctx, spanDial, trace.WithSpanKind(trace.SpanKindClient), trace.WithTimestamp(a.Began),
+	_, span := t.tracer.Start(ctx, "dial", trace.WithSpanKind(trace.SpanKindClient), trace.WithTimestamp(a.Began),
 		trace.WithAttributes(addressAttributes(keyPeerAddress, keyPeerPort, a.Endpoint)...))
 	if a.Err != nil {
 		fail(span, a.Err, ended)

@@ -33,14 +33,8 @@ const (
 	AttributeTriggers = attribute.Key("serviceplane.triggers")
 )
 
-const (
-	spanSync   = "sync"
-	spanQueued = "queued"
-	// eventTrigger is the time at which the control plane saw the cause of a change.
-	eventTrigger = "trigger"
-	// maxTriggers limits the events: OpenTelemetry drops those beyond 128 by default.
-	maxTriggers = 100
-)
+// maxTriggers limits the events: OpenTelemetry drops those beyond 128 by default.
+const maxTriggers = 100
 
 // Tracer creates traces of syncs and connections. It implements proxier.Observer and
 // connection.Observer. Several goroutines may use it at once.
@@ -73,16 +67,16 @@ func (t *Tracer) ObserveSync(r proxier.SyncReport) {
 	if !r.Queued.IsZero() && r.Queued.Before(began) {
 		began = r.Queued
 	}
-	ctx, span := t.tracer.Start(context.Background(), spanSync, //nolint:forbidigo // the root of a trace; nothing is cancelled by it
+	ctx, span := t.tracer.Start(context.Background(), "sync", //nolint:forbidigo // the root of a trace; nothing is cancelled by it
 		trace.WithNewRoot(), trace.WithTimestamp(began), trace.WithAttributes(attributes(&r)...))
 	if began.Before(r.Started) {
-		t.stage(ctx, spanQueued, began, r.Started)
+		t.stage(ctx, "queued", began, r.Started)
 	}
 	for _, s := range r.Stages {
 		t.stage(ctx, s.Name, s.Started, s.Started.Add(s.Duration))
 	}
-	for _, at := range oldest(r.Triggers) {
-		span.AddEvent(eventTrigger, trace.WithTimestamp(at))
+	for _, at := range oldest(r.Triggers) { // when the control plane saw the cause of a change
+		span.AddEvent("trigger", trace.WithTimestamp(at))
 	}
 	ended := r.Started.Add(r.Duration)
 	if r.Err != nil {
