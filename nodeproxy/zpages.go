@@ -1,6 +1,7 @@
 package nodeproxy
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -15,7 +16,6 @@ import (
 
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // flagValues returns all flags with their values.
@@ -30,7 +30,7 @@ func flagValues(f *pflag.FlagSet) map[string]string {
 type zpage struct {
 	kind   string
 	text   func() string
-	object func(typeMeta metav1.TypeMeta) any
+	object func() map[string]any // without its kind and its name
 }
 
 const (
@@ -49,12 +49,6 @@ var zpageVersions = []string{"v1beta1", "v1alpha1"} // read-only
 
 // flagz is the page /flagz.
 func (o *options) flagz() zpage {
-	type object struct {
-		metav1.TypeMeta `json:",inline"`
-
-		Metadata map[string]string `json:"metadata"`
-		Flags    map[string]string `json:"flags,omitempty"`
-	}
 	return zpage{
 		kind: "Flagz",
 		text: func() string {
@@ -64,22 +58,12 @@ func (o *options) flagz() zpage {
 			}
 			return b.String()
 		},
-		object: func(t metav1.TypeMeta) any { return object{t, map[string]string{"name": component}, o.flags} },
+		object: func() map[string]any { return map[string]any{"flags": o.flags} },
 	}
 }
 
 // statusz is the page /statusz of a process that began at a time and has the paths.
 func statusz(began time.Time, paths []string) zpage {
-	type object struct {
-		metav1.TypeMeta `json:",inline"`
-
-		Metadata      map[string]string `json:"metadata"`
-		StartTime     metav1.Time       `json:"startTime"`
-		UptimeSeconds int64             `json:"uptimeSeconds"`
-		GoVersion     string            `json:"goVersion"`
-		BinaryVersion string            `json:"binaryVersion"`
-		Paths         []string          `json:"paths"`
-	}
 	up := func() int64 { return int64(time.Since(began).Seconds()) }
 	return zpage{
 		kind: "Statusz",
@@ -88,8 +72,11 @@ func statusz(began time.Time, paths []string) zpage {
 			return fmt.Sprintf("Started: %s\nUp: %d hr %02d min %02d sec\nGo version: %s\nBinary version: %s\n\nPaths: %s\n",
 				began.UTC().Format(time.UnixDate), seconds/3600, seconds/60%60, seconds%60, runtime.Version(), buildVersion(), strings.Join(paths, " "))
 		},
-		object: func(t metav1.TypeMeta) any {
-			return object{t, map[string]string{"name": component}, metav1.NewTime(began), up(), runtime.Version(), buildVersion(), paths}
+		object: func() map[string]any {
+			return map[string]any{
+				"startTime": began.UTC().Format(time.RFC3339), "uptimeSeconds": up(),
+				"goVersion": runtime.Version(), "binaryVersion": buildVersion(), "paths": paths,
+			}
 		},
 	}
 }
@@ -120,16 +107,12 @@ func (z zpage) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // encode returns the object in JSON or YAML.
 func (z zpage) encode(contentType, version string) ([]byte, error) {
-	text, err := json.Marshal(z.object(metav1.TypeMeta{Kind: z.kind, APIVersion: zpageGroup + "/" + version}))
-	if err != nil || contentType == typeJSON {
-		return text, err
+	object := z.object()
+	object["kind"], object["apiVersion"], object["metadata"] = z.kind, zpageGroup+"/"+version, map[string]string{"name": component}
+	if contentType == typeJSON {
+		return json.Marshal(object)
 	}
-	var document yaml.Node
-	if err := yaml.Unmarshal(text, &document); err != nil {
-		return nil, err
-	}
-	block(&document)
-	return yaml.Marshal(&document)
+	return yaml.Marshal(object)
 }
 
 // accepted is a part of an Accept header.
@@ -178,22 +161,6 @@ func parseAccept(headers []string) (all []accepted) {
 		}
 		all = append(all, a)
 	}
-	slices.SortStableFunc(all, func(a, b accepted) int {
-		switch {
-		case a.quality > b.quality:
-			return -1
-		case a.quality < b.quality:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(all, func(a, b accepted) int { return cmp.Compare(b.quality, a.quality) })
 	return all
-}
-
-// block makes a document readable: no braces, no quotes that are not needed.
-func block(n *yaml.Node) {
-	n.Style = 0
-	for _, inner := range n.Content {
-		block(inner)
-	}
 }
