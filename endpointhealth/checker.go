@@ -52,7 +52,7 @@ func (c *Checker) Run(ctx context.Context, source Source) error {
 	stop()
 	close(r.work)
 	r.checking.Wait()
-	r.dialer.threads.Close()
+	r.threads.Close()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r.end()
@@ -64,8 +64,8 @@ func (c *Checker) Run(ctx context.Context, source Source) error {
 type run struct {
 	*Checker
 	source   Source
-	dialer   dialer
-	work     chan func() // without a buffer
+	threads  *namespace.Threads // of the network namespace
+	work     chan func()        // without a buffer
 	results  chan result
 	checking sync.WaitGroup
 	counters Counters
@@ -91,7 +91,7 @@ type run struct {
 
 func newRun(c *Checker, source Source) *run {
 	return &run{
-		Checker: c, source: source, dialer: dialer{namespace.NewThreads(c.options.NetNS)}, work: make(chan func()), results: make(chan result, c.options.Concurrency),
+		Checker: c, source: source, threads: namespace.NewThreads(c.options.NetNS), work: make(chan func()), results: make(chan result, c.options.Concurrency),
 		ports: map[portKey]*servicePort{}, targets: map[targetKey]*target{}, places: map[place][]*target{}, dirty: map[*servicePort]struct{}{},
 		waiting: turns{queues: map[string][]*target{}, running: map[string]int{}}, members: map[serviceKey]int{}, pace: pace{gap: time.Second / time.Duration(c.options.Rate)},
 	}
@@ -191,7 +191,7 @@ func (c *run) check(ctx context.Context, t *target, of string, now time.Time) {
 	if t.doubt = ""; probe == nil {
 		probe = TCP{}
 	}
-	target := Target{Addr: t.addr, Protocol: t.protocol, Dial: c.dialer.dial}
+	target := Target{Addr: t.addr, Protocol: t.protocol, Dial: c.dial}
 	work := func() {
 		limited, stop := context.WithTimeout(ctx, limit)
 		defer stop()

@@ -17,8 +17,6 @@ import (
 	"syscall"
 
 	v1 "k8s.io/api/core/v1"
-
-	"github.com/serviceplane/serviceplane/internal/namespace"
 )
 
 // Probe checks an endpoint. Several goroutines call it at once. Values that are equal are the
@@ -157,11 +155,9 @@ func isLocal(err error) bool {
 	return false
 }
 
-// dialer connects in a network namespace.
-type dialer struct{ threads *namespace.Threads }
-
-func (d dialer) dial(ctx context.Context, network string, to netip.AddrPort) (conn net.Conn, err error) {
-	err = d.threads.Visit(func() error {
+// dial connects in the network namespace of Options.NetNS.
+func (c *run) dial(ctx context.Context, network string, to netip.AddrPort) (conn net.Conn, err error) {
+	err = c.threads.Visit(func() error {
 		dialer := net.Dialer{KeepAlive: -1}
 		conn, err = dialer.DialContext(ctx, network, to.String())
 		return err
