@@ -19,34 +19,29 @@ import (
 // compute thousands of Statuses.
 const healthTTL = 200 * time.Millisecond
 
-// cachedHealth is whether the proxy is healthy.
-type cachedHealth struct {
-	status    func() proxier.Status // nil means healthy
-	threshold time.Duration
+// answerer answers for all Services.
+type answerer struct {
+	localEndpoints func(service types.NamespacedName, family v1.IPFamily) int
+	status         func() proxier.Status // nil means healthy
+	threshold      time.Duration
 
 	mu      sync.Mutex // guards all below, and is held while status runs
 	checked time.Time
 	healthy bool
 }
 
-func (c *cachedHealth) isHealthy() bool {
-	if c.status == nil {
+func (a *answerer) isHealthy() bool {
+	if a.status == nil {
 		return true
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.checked.IsZero() || time.Since(c.checked) >= healthTTL {
-		status := c.status()
-		c.checked = time.Now()
-		c.healthy = Judge(status, c.threshold, c.checked).Healthy
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.checked.IsZero() || time.Since(a.checked) >= healthTTL {
+		status := a.status()
+		a.checked = time.Now()
+		a.healthy = Judge(status, a.threshold, a.checked).Healthy
 	}
-	return c.healthy
-}
-
-// answerer answers for all Services.
-type answerer struct {
-	localEndpoints func(service types.NamespacedName, family v1.IPFamily) int
-	health         cachedHealth
+	return a.healthy
 }
 
 // portAnswer is the body of an answer. It is the same as kube-proxy's.
@@ -66,7 +61,7 @@ func (a *answerer) handler(name types.NamespacedName) http.HandlerFunc {
 		var answer portAnswer
 		answer.Service.Namespace, answer.Service.Name = name.Namespace, name.Name
 		answer.LocalEndpoints = a.localEndpoints(name, familyOf(r))
-		answer.ServiceProxyHealthy = a.health.isHealthy()
+		answer.ServiceProxyHealthy = a.isHealthy()
 		code := http.StatusServiceUnavailable
 		if answer.LocalEndpoints != 0 && answer.ServiceProxyHealthy {
 			code = http.StatusOK

@@ -1,10 +1,15 @@
 package healthcheck
 
 import (
+	"cmp"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
+
+	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -84,4 +89,90 @@ func writeHeader(w http.ResponseWriter, code int) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(code)
+}
+
+// defaultThreshold is that of kube-proxy: twice its longest pause between syncs.
+const defaultThreshold = time.Minute
+
+// Report is the health of a proxy, and in JSON the body of an answer. All fields but
+// Reasons are the same as kube-proxy's.
+type Report struct {
+	// LastUpdated is when a family was programmed last, or CurrentTime if the proxy is
+	// healthy, for load balancers that read nothing else.
+	LastUpdated time.Time `json:"lastUpdated"`
+	CurrentTime time.Time `json:"currentTime"`
+	// NodeEligible means that load balancers may send new connections to the node; nil
+	// if that was not checked.
+	NodeEligible *bool `json:"nodeEligible,omitempty"`
+	// Healthy is about the proxy only, and not about the node.
+	Healthy bool `json:"healthy"`
+	// Status has an entry for each family that has been programmed.
+	Status map[v1.IPFamily]FamilyReport `json:"status,omitempty"`
+	// Reasons are all faults, sorted, including those that do not make the proxy unhealthy.
+	Reasons []string `json:"reasons,omitempty"`
+}
+
+// FamilyReport is the part of one IP family.
+type FamilyReport struct {
+	// LastUpdated is when the family was programmed last without any error.
+	LastUpdated time.Time `json:"lastUpdated"`
+	Healthy     bool      `json:"healthy"`
+}
+
+// Judge decides whether a proxy is healthy: a full sync of every family has succeeded once,
+// and no family has been stale for threshold or longer (proxier.FamilyStatus.StaleSince). A
+// threshold of 0 means 60s. It does not check the node.
+func Judge(status proxier.Status, threshold time.Duration, now time.Time) Report {
+	threshold = cmp.Or(threshold, defaultThreshold)
+	report := Report{CurrentTime: now, Healthy: len(status.Families) > 0, Status: map[v1.IPFamily]FamilyReport{}}
+	if !report.Healthy {
+		report.Reasons = append(report.Reasons, "no IP family is served")
+	}
+	for name, family := range status.Families {
+		reasons, healthy := judgeFamily(family, threshold, now)
+		for _, reason := range reasons {
+			report.Reasons = append(report.Reasons, fmt.Sprintf("%s: %s", name, reason))
+		}
+		report.Healthy = report.Healthy && healthy
+		if !family.LastSuccess.IsZero() {
+			report.Status[name] = FamilyReport{LastUpdated: family.LastSuccess, Healthy: healthy}
+		}
+	}
+	for _, c := range status.Conditions {
+		subject := strings.TrimSpace(fmt.Sprintf("%s %s", c.Family, c.Type))
+		report.Reasons = append(report.Reasons, fmt.Sprintf("%s: %s", subject, c.Message))
+	}
+	slices.Sort(report.Reasons)
+	report.LastUpdated = report.newest()
+	if report.Healthy {
+		report.LastUpdated = now
+	}
+	return report
+}
+
+// judgeFamily returns the faults of a family, and whether it is healthy.
+func judgeFamily(s proxier.FamilyStatus, threshold time.Duration, now time.Time) (reasons []string, healthy bool) {
+	healthy = true
+	if !s.Synced {
+		reasons, healthy = append(reasons, "not programmed yet"), false
+	}
+	if stale := now.Sub(s.StaleSince); !s.StaleSince.IsZero() && stale >= threshold {
+		reasons = append(reasons, fmt.Sprintf("behind for %v", stale.Round(time.Second)))
+		healthy = false
+	}
+	if s.LastError != nil {
+		reasons = append(reasons, s.LastError.Error())
+	}
+	return reasons, healthy
+}
+
+// newest returns when any family was programmed last; zero if none was.
+func (r *Report) newest() time.Time {
+	var newest time.Time
+	for _, family := range r.Status {
+		if family.LastUpdated.After(newest) {
+			newest = family.LastUpdated
+		}
+	}
+	return newest
 }

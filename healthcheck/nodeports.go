@@ -109,7 +109,7 @@ func (n *NodePorts) Run(ctx context.Context, status func() proxier.Status) error
 		return errors.New("serve health check node ports: Run was called twice")
 	}
 	var serving sync.WaitGroup
-	a := &answerer{localEndpoints: n.localEndpoints, health: cachedHealth{status: status, threshold: n.options.Threshold}}
+	a := &answerer{localEndpoints: n.localEndpoints, status: status, threshold: n.options.Threshold}
 	tick := time.NewTicker(addressPeriod)
 	defer tick.Stop()
 	for ctx.Err() == nil {

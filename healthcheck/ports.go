@@ -39,12 +39,6 @@ type listenKey struct {
 	network, address string
 }
 
-// listenHost is an address without a port, for all Services.
-type listenHost struct {
-	family        v1.IPFamily
-	network, host string
-}
-
 // update takes over a HealthUpdate, and reports whether the addresses to listen on may
 // have changed.
 func (t *portTable) update(family v1.IPFamily, u proxier.HealthUpdate) bool {
@@ -122,7 +116,7 @@ func (t *portTable) keys(nodeAddrs []netip.Addr) map[listenKey]struct{} {
 	hosts := t.hosts(nodeAddrs)
 	for name, s := range t.latest() {
 		for _, h := range hosts {
-			address := net.JoinHostPort(h.host, strconv.Itoa(int(s.port)))
+			address := net.JoinHostPort(h.address, strconv.Itoa(int(s.port)))
 			keys[listenKey{name, h.family, h.network, address}] = struct{}{}
 		}
 	}
@@ -142,29 +136,30 @@ func (t *portTable) latest() map[types.NamespacedName]servicePort {
 	return latest
 }
 
-func (t *portTable) hosts(nodeAddrs []netip.Addr) []listenHost {
+// hosts returns where to listen for all Services: keys without a Service, whose addresses have no port.
+func (t *portTable) hosts(nodeAddrs []netip.Addr) []listenKey {
 	v4, v6 := t.families[v1.IPv4Protocol], t.families[v1.IPv6Protocol]
 	if v4 != nil && v6 != nil && v4.anyAddress() && v6.anyAddress() {
-		return []listenHost{{network: "tcp"}}
+		return []listenKey{{network: "tcp"}}
 	}
-	var hosts []listenHost
+	var hosts []listenKey
 	if v4 != nil {
-		hosts = v4.hosts(listenHost{v1.IPv4Protocol, "tcp4", "0.0.0.0"}, nodeAddrs)
+		hosts = v4.hosts(listenKey{family: v1.IPv4Protocol, network: "tcp4", address: "0.0.0.0"}, nodeAddrs)
 	}
 	if v6 != nil {
-		hosts = append(hosts, v6.hosts(listenHost{v1.IPv6Protocol, "tcp6", "::"}, nodeAddrs)...)
+		hosts = append(hosts, v6.hosts(listenKey{family: v1.IPv6Protocol, network: "tcp6", address: "::"}, nodeAddrs)...)
 	}
 	return hosts
 }
 
 // hosts returns the wildcard host, or the node's addresses in the ranges.
-func (p *familyPorts) hosts(wildcard listenHost, nodeAddrs []netip.Addr) []listenHost {
+func (p *familyPorts) hosts(wildcard listenKey, nodeAddrs []netip.Addr) []listenKey {
 	if p.anyAddress() {
-		return []listenHost{wildcard}
+		return []listenKey{wildcard}
 	}
-	var hosts []listenHost
+	var hosts []listenKey
 	for _, a := range matching(p.ranges, nodeAddrs) {
-		hosts = append(hosts, listenHost{wildcard.family, wildcard.network, a.String()})
+		hosts = append(hosts, listenKey{family: wildcard.family, network: wildcard.network, address: a.String()})
 	}
 	return hosts
 }
