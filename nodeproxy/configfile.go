@@ -135,7 +135,7 @@ func (c *configFile) walk(prefix string, mapping *yaml.Node) {
 			c.set(field, flag, value)
 		case isIgnored:
 			c.ignore(&row, field, value)
-		case !c.isSection(field):
+		case c.example(field) == "":
 			c.ignored = append(c.ignored, ignored{fmt.Sprintf("%s:%d: %s", c.path, key.Line, field), "nodeproxy does not know this field"})
 		case value.Kind == yaml.MappingNode:
 			c.walk(field+".", value)
@@ -156,8 +156,6 @@ func (c *configFile) choose(section string, m mode) {
 		}
 	}
 }
-
-func (c *configFile) isSection(field string) bool { return c.example(field) != "" }
 
 // example returns a field of a section; empty if it is none.
 func (c *configFile) example(section string) string {
