@@ -75,12 +75,15 @@ type layer struct {
 	sequence uint16
 	writes   int
 	// waiting is what programs may still use; settling is too, and free when settled has a value.
-	waiting, settling released
+	waiting, settling []released
 	settled           chan error
 }
 
 // released are indices that are not in use any more.
-type released struct{ ids, blocks []block }
+type released struct {
+	arena *arena
+	block block
+}
 
 // service is what the maps have for a service port.
 type service struct {
@@ -139,7 +142,7 @@ func (l *layer) abandon() (err error) {
 	if l.settled != nil {
 		err = <-l.settled
 	}
-	l.waiting, l.settling, l.settled = released{}, released{}, nil
+	l.waiting, l.settling, l.settled = nil, nil, nil
 	return err
 }
 
@@ -208,8 +211,12 @@ func (l *layer) rewrite(wanted map[changetracker.ServicePortName]*carried, size 
 	if err != nil {
 		return err
 	}
-	next := layer{kernel: k, replace: l.replace, activate: l.activate, sequence: l.sequence, writes: l.writes}
-	if err := next.fillAll(wanted); err != nil {
+	size = k.capacity()
+	next := layer{
+		kernel: k, replace: l.replace, activate: l.activate, sequence: l.sequence, writes: l.writes,
+		services: make(map[changetracker.ServicePortName]*service, len(wanted)), ids: newArena(size.services), blocks: newArena(size.endpoints),
+	}
+	if _, err := next.add(wanted); err != nil {
 		return errors.Join(err, k.close())
 	}
 	if err := l.activate(k); err != nil {
@@ -220,14 +227,6 @@ func (l *layer) rewrite(wanted map[changetracker.ServicePortName]*carried, size 
 	old := l.kernel
 	*l = next
 	return old.close()
-}
-
-// fillAll fills empty maps.
-func (l *layer) fillAll(wanted map[changetracker.ServicePortName]*carried) error {
-	size := l.kernel.capacity()
-	l.services, l.ids, l.blocks = make(map[changetracker.ServicePortName]*service, len(wanted)), newArena(size.services), newArena(size.endpoints)
-	_, err := l.add(wanted)
-	return err
 }
 
 // add gives the maps those service ports that they lack, and returns these. Their frontends are written at
@@ -250,17 +249,13 @@ func (l *layer) add(wanted map[changetracker.ServicePortName]*carried) (added []
 		}
 		added = append(added, name)
 	}
-	if len(all) == 0 {
-		return added, nil
-	}
-	if uint64(l.held+len(all)) > uint64(l.kernel.capacity().frontends) {
+	if !l.hasRoom(len(all)) {
 		return nil, errFull
 	}
-	if err := l.kernel.putFrontends(all); err != nil {
-		return nil, fmt.Errorf("add %d frontends of sockets: %w", len(all), err)
+	if err := l.put(all); err != nil {
+		return nil, err
 	}
 	l.held += len(all)
-	l.writes += len(all)
 	for _, name := range added {
 		l.services[name].frontends = wanted[name].frontends
 	}
@@ -351,17 +346,17 @@ func (l *layer) publish(name changetracker.ServicePortName, w *carried) error {
 // gets another index: so no socket gets the new endpoints of the old scope.
 func (l *layer) tryPublish(name changetracker.ServicePortName, w *carried) error {
 	before := l.services[name]
-	if before != nil && maps.Equal(before.frontends, w.frontends) && l.equal(before, w) {
+	if before.is(w) {
 		return nil
 	}
 	s, added := before, len(w.frontends)
 	if before != nil {
 		added -= len(before.frontends) // which all stay
-		if changesScope(before.frontends, w.frontends) {
+		if !within(before.frontends, w.frontends) {
 			s = nil
 		}
 	}
-	if uint64(l.held+added) > uint64(l.kernel.capacity().frontends) {
+	if !l.hasRoom(added) {
 		return errFull
 	}
 	s, err := l.fill(s, w)
@@ -371,7 +366,15 @@ func (l *layer) tryPublish(name changetracker.ServicePortName, w *carried) error
 	if err != nil {
 		return err
 	}
-	err = l.put(s, w, added)
+	lacking := map[desired.Key]place{} // some may lead elsewhere now
+	for key, scope := range w.frontends {
+		if _, there := s.frontends[key]; !there {
+			lacking[key] = place{s.id, uint32(scope)}
+		}
+	}
+	s.frontends = w.frontends // withdraw has removed all others
+	l.held += added           // also after an error: withdraw ignores those that do not exist
+	err = l.put(lacking)
 	l.services[name] = s
 	if before != nil && s != before {
 		l.release(before)
@@ -388,45 +391,33 @@ func (l *layer) clear(s *service, w *carried) {
 	for scope := range s.blocks {
 		if w.endpoints[scope].Len() == 0 && s.blocks[scope].size > 0 {
 			l.kernel.setPick(place{s.id, uint32(scope)}, 0)
-			l.waiting.blocks = append(l.waiting.blocks, s.blocks[scope])
+			l.wait(l.blocks, s.blocks[scope])
 			s.blocks[scope], s.endpoints[scope] = block{}, desired.Endpoints{}
 			l.writes++
 		}
 	}
 }
 
-// changesScope reports whether a frontend of both leads to different scopes.
-func changesScope(a, b map[desired.Key]int) bool {
-	for key, scope := range a {
-		if other, there := b[key]; there && other != scope {
-			return true
-		}
-	}
-	return false
-}
+// hasRoom reports whether so many more frontends fit.
+func (l *layer) hasRoom(n int) bool { return uint64(l.held+n) <= uint64(l.kernel.capacity().frontends) }
 
-// put adds the frontends that a service port lacks. Some of them may lead elsewhere now: added are new.
-// After an error they count as added: withdraw ignores those that do not exist.
-func (l *layer) put(s *service, w *carried, added int) error {
-	lacking := map[desired.Key]place{}
-	for key, scope := range w.frontends {
-		if _, there := s.frontends[key]; !there {
-			lacking[key] = place{s.id, uint32(scope)}
-		}
-	}
-	s.frontends = w.frontends // withdraw has removed all others
-	if len(lacking) == 0 {
+// put writes frontends.
+func (l *layer) put(frontends map[desired.Key]place) error {
+	if len(frontends) == 0 {
 		return nil
 	}
-	l.held += added
-	l.writes += len(lacking)
-	if err := l.kernel.putFrontends(lacking); err != nil {
-		return fmt.Errorf("add %d frontends of sockets: %w", len(lacking), err)
+	l.writes += len(frontends)
+	if err := l.kernel.putFrontends(frontends); err != nil {
+		return fmt.Errorf("add %d frontends of sockets: %w", len(frontends), err)
 	}
 	return nil
 }
 
-func (l *layer) equal(s *service, w *carried) bool {
+// is reports whether nothing is to be written; s may be nil.
+func (s *service) is(w *carried) bool {
+	if s == nil || !maps.Equal(s.frontends, w.frontends) {
+		return false
+	}
 	for scope, endpoints := range w.endpoints {
 		if !s.endpoints[scope].Equal(endpoints) || endpoints.Len() == 0 && s.blocks[scope].size > 0 {
 			return false
@@ -461,9 +452,7 @@ func (l *layer) fill(s *service, w *carried) (*service, error) {
 		l.kernel.setEndpoints(b.first, endpoints)
 		l.sequence++
 		l.kernel.setPick(place{s.id, uint32(scope)}, newPick(b, endpoints.Len(), l.sequence))
-		if s.blocks[scope].size > 0 {
-			l.waiting.blocks = append(l.waiting.blocks, s.blocks[scope])
-		}
+		l.wait(l.blocks, s.blocks[scope])
 		s.blocks[scope], s.endpoints[scope] = b, endpoints
 		l.writes += endpoints.Len() + 1
 	}
@@ -472,11 +461,16 @@ func (l *layer) fill(s *service, w *carried) (*service, error) {
 
 // release lets the indices of a service port wait.
 func (l *layer) release(s *service) {
-	l.waiting.ids = append(l.waiting.ids, block{s.id, 1})
+	l.wait(l.ids, block{s.id, 1})
 	for _, b := range s.blocks {
-		if b.size > 0 {
-			l.waiting.blocks = append(l.waiting.blocks, b)
-		}
+		l.wait(l.blocks, b)
+	}
+}
+
+// wait lets a block wait, which may be empty.
+func (l *layer) wait(a *arena, b block) {
+	if b.size > 0 {
+		l.waiting = append(l.waiting, released{a, b})
 	}
 }
 
@@ -490,10 +484,10 @@ func (l *layer) free(wait bool) error {
 			return err
 		}
 	}
-	if n := len(l.waiting.ids) + len(l.waiting.blocks); n == 0 || n < settleFrom && !wait {
+	if n := len(l.waiting); n == 0 || n < settleFrom && !wait {
 		return nil
 	}
-	l.settling, l.waiting = l.waiting, released{}
+	l.settling, l.waiting = l.waiting, nil
 	if wait {
 		return l.give(l.kernel.settle())
 	}
@@ -504,19 +498,14 @@ func (l *layer) free(wait bool) error {
 
 // give gives back what has settled.
 func (l *layer) give(err error) error {
-	l.settled = nil
 	if err != nil {
-		l.waiting.ids = append(l.waiting.ids, l.settling.ids...)
-		l.waiting.blocks = append(l.waiting.blocks, l.settling.blocks...)
+		l.waiting = append(l.waiting, l.settling...)
 	} else {
-		for _, id := range l.settling.ids {
-			l.ids.give(id)
-		}
-		for _, b := range l.settling.blocks {
-			l.blocks.give(b)
+		for _, r := range l.settling {
+			r.arena.give(r.block)
 		}
 	}
-	l.settling = released{}
+	l.settled, l.settling = nil, nil
 	return err
 }
 
