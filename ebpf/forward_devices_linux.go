@@ -1,7 +1,6 @@
 package ebpf
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,7 +8,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -364,50 +362,6 @@ func (x *clsact) detach(device int) error {
 	})
 }
 
-// watchDevices follows the devices whenever links change, until ctx ends.
-func (f *forwarder) watchDevices(ctx context.Context) error {
-	changes, err := openLinkChanges(f.config.NetNS)
-	if err != nil {
-		return err
-	}
-	conn, err := changes.SyscallConn()
-	if err != nil {
-		return errors.Join(err, changes.Close())
-	}
-	closed := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() { _ = changes.Close(); close(closed) })
-	defer func() {
-		if stop() {
-			_ = changes.Close()
-		} else {
-			<-closed
-		}
-	}()
-	buffer := make([]byte, 1<<16)
-	for {
-		if err := f.follow(); err != nil {
-			return err
-		}
-		err := conn.Read(func(fd uintptr) (done bool) {
-			for {
-				// A lost message is a change as well.
-				if _, _, err := unix.Recvfrom(int(fd), buffer, unix.MSG_DONTWAIT); errors.Is(err, unix.EAGAIN) {
-					return done
-				} else if err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.EINTR) {
-					return true
-				}
-				done = true
-			}
-		})
-		if err != nil || !pause(ctx, burst) {
-			return err
-		}
-	}
-}
-
-// burst is how long changes of devices are collected.
-const burst = 20 * time.Millisecond
-
 func (f *forwarder) follow() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -416,35 +370,4 @@ func (f *forwarder) follow() error {
 	}
 	_, err := f.followDevices()
 	return err
-}
-
-// openLinkChanges opens a socket that gets a message for each change of a link.
-func openLinkChanges(netNS string) (file *os.File, err error) {
-	err = namespace.Visit(netNS, func() error {
-		fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
-		if err != nil {
-			return err
-		}
-		file = os.NewFile(uintptr(fd), "changes of links")
-		return unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: 1 << (unix.RTNLGRP_LINK - 1)})
-	})
-	if err != nil {
-		if file != nil {
-			_ = file.Close()
-		}
-		return nil, fmt.Errorf("listen to changes of links: %w", err)
-	}
-	return file, nil
-}
-
-// pause waits. It returns false if ctx ends before.
-func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
-	}
 }

@@ -28,6 +28,8 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/bpfx"
 	"github.com/serviceplane/serviceplane/internal/namespace"
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"github.com/serviceplane/serviceplane/internal/pause"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -555,11 +557,12 @@ func (f *forwarder) watch(ctx context.Context) {
 	if !f.config.Forward.on() {
 		return
 	}
-	for ctx.Err() == nil {
-		err := f.watchDevices(ctx)
-		if err != nil && ctx.Err() == nil {
-			f.log.Warn("devices of the fast path are not followed for a moment: the rules have connections through new ones", zap.Error(err))
-			pause(ctx, watchPause)
+	for {
+		err := netlinkx.WatchLinks(ctx, f.config.NetNS, f.follow)
+		if ctx.Err() != nil {
+			return
 		}
+		f.log.Warn("devices of the fast path are not followed for a moment: the rules have connections through new ones", zap.Error(err))
+		pause.For(ctx, watchPause)
 	}
 }

@@ -70,6 +70,17 @@ func Dial(netNS string, family, room int) (c *Conn, err error) {
 	return c, nil
 }
 
+// Listen opens a socket that receives the notifications of a multicast group, as Dial does.
+func Listen(netNS string, family, room, group int) (*Conn, error) {
+	c, err := Dial(netNS, family, room)
+	if err == nil {
+		if err = c.Join(group); err != nil {
+			c, err = nil, errors.Join(fmt.Errorf("listen to notifications: %w", err), c.Close())
+		}
+	}
+	return c, err
+}
+
 // connOf takes over a descriptor that does not block.
 func connOf(fd int) *Conn {
 	c := &Conn{File: os.NewFile(uintptr(fd), "netlink"), Buffer: make([]byte, longestMessages), Patience: AnswerTime}

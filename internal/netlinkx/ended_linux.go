@@ -19,12 +19,9 @@ type Ended struct{ conn *Conn }
 
 // OpenEnded opens the socket in a network namespace, as Open does.
 func OpenEnded(netNS string) (*Ended, error) {
-	conn, err := Dial(netNS, unix.NETLINK_NETFILTER, endedRoom)
+	conn, err := Listen(netNS, unix.NETLINK_NETFILTER, endedRoom, groupDestroyed)
 	if err != nil {
 		return nil, err
-	}
-	if err := conn.Join(groupDestroyed); err != nil {
-		return nil, errors.Join(fmt.Errorf("listen to connection tracking: %w", err), conn.Close())
 	}
 	return &Ended{conn}, nil
 }

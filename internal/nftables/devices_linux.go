@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"github.com/serviceplane/serviceplane/internal/pause"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -125,7 +126,7 @@ const (
 func (e *Engine) followDevices(ctx context.Context, k kernel) error {
 	var err error
 	for range deviceAttempts {
-		if err = e.followDevicesOnce(ctx, k); !errors.Is(err, unix.ENOENT) || !pause(ctx, devicePause) {
+		if err = e.followDevicesOnce(ctx, k); !errors.Is(err, unix.ENOENT) || !pause.For(ctx, devicePause) {
 			break
 		}
 	}
@@ -178,14 +179,6 @@ func (e *Engine) syncDevices(ctx context.Context) {
 
 // watchLinks follows the node's devices until ctx ends.
 func (e *Engine) watchLinks(ctx context.Context) (err error) {
-	events, err := netlinkx.Dial(e.config.NetNS, unix.NETLINK_ROUTE, receiveBuffer)
-	if err != nil {
-		return unreachable(err)
-	}
-	defer func() { err = errors.Join(err, events.Close()) }()
-	if err := events.Join(unix.RTNLGRP_LINK); err != nil {
-		return classify("listen", "to changes of devices", err)
-	}
 	k, err := e.open()
 	if err != nil {
 		return err
@@ -197,36 +190,7 @@ func (e *Engine) watchLinks(ctx context.Context) (err error) {
 	if _, err := e.generationFrom(ctx, k); err != nil { // see listFlowtables
 		return err
 	}
-	stop := context.AfterFunc(ctx, func() {
-		_ = events.SetReadDeadline(time.Unix(1, 0)) // fails only if the socket is closed already
-	})
-	defer stop()
-	for ctx.Err() == nil {
-		if err := e.followDevices(ctx, k); err != nil && ctx.Err() == nil {
-			return err
-		}
-		if err := nextBurst(ctx, events); err != nil && ctx.Err() == nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// nextBurst waits for notifications, and drops them with all that come soon after.
-func nextBurst(ctx context.Context, events *netlinkx.Conn) error {
-	_, err := events.Receive(true)
-	if err != nil && !errors.Is(err, netlinkx.ErrLost) {
-		return classify("receive", "changes of devices", err)
-	}
-	pause(ctx, devicePause)
-	for {
-		switch _, err := events.Receive(false); {
-		case errors.Is(err, unix.EAGAIN):
-			return nil
-		case err != nil && !errors.Is(err, netlinkx.ErrLost):
-			return classify("receive", "changes of devices", err)
-		}
-	}
+	return netlinkx.WatchLinks(ctx, e.config.NetNS, func() error { return e.followDevices(ctx, k) })
 }
 
 // verifyFlowtables compares the flowtables. Devices come and go, so it looks again before it
@@ -254,7 +218,7 @@ func (e *Engine) verifyFlowtables(ctx context.Context, v *verification) error {
 		if err != nil {
 			return err
 		}
-		if len(missing)+len(unexpected) == 0 || !pause(ctx, devicePause) {
+		if len(missing)+len(unexpected) == 0 || !pause.For(ctx, devicePause) {
 			break
 		}
 	}

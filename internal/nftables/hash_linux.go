@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/pause"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -40,16 +41,6 @@ const (
 	featurePause  = 100 * time.Millisecond
 )
 
-// pause waits, and reports whether ctx has not ended.
-func pause(ctx context.Context, length time.Duration) (passed bool) {
-	select {
-	case <-time.After(length):
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
 // findHash finds out whether the kernel has consistent hashes, before the first service port
 // gets one: a rule with an unknown expression would fail the whole transaction. A full update
 // asks again for what was missing: its module may have been loaded.
@@ -78,7 +69,7 @@ func (e *Engine) findHash(ctx context.Context, update *desired.Update) error {
 func (e *Engine) probeUnlessLoading(ctx context.Context, f feature, wasMissing bool) error {
 	err := e.probe(ctx, f)
 	for range featureProbes {
-		if !isLoading(err) && (wasMissing || !isUnknown(err)) || !pause(ctx, featurePause) {
+		if !isLoading(err) && (wasMissing || !isUnknown(err)) || !pause.For(ctx, featurePause) {
 			break
 		}
 		err = e.probe(ctx, f)
