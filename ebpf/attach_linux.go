@@ -36,10 +36,10 @@ type programs struct {
 	dir      string
 	lock     *os.File
 	settings settings
-	shared   map[string]*ebpf.Map // peers, datagrams, namespaces, counts
+	shared   mapSet // peers, datagrams, namespaces, counts
+	used     mapSet // by the attached programs: shared, and those of the layer
 	// attached are the links by name, with the program that each should have.
 	attached map[string]attachment
-	layer    map[string]*ebpf.Map // of the attached programs, by the path of their pins
 	listed   *namespaceUser
 	around   func(change func() error) error // see Engine
 }
@@ -49,31 +49,23 @@ type attachment struct {
 	program ebpf.ProgramID
 }
 
-// settings are the variables of the programs.
-type settings struct {
-	nodeCookie                          uint64
-	onlyListed, useNamespaces, realPeer bool
-	udp                                 bool
-}
-
 // layoutVersion changes with what the pinned maps mean.
 const layoutVersion = "v1"
 
 // hooks are where the programs of a family are attached.
 func hooks(family v1.IPFamily, udp bool) map[string]ebpf.AttachType {
-	all, ofUDP := map[string]ebpf.AttachType{
+	all := map[string]ebpf.AttachType{
 		"connect4": ebpf.AttachCGroupInet4Connect, "getpeername4": ebpf.AttachCgroupInet4GetPeername,
 		"connect_mapped": ebpf.AttachCGroupInet6Connect, "getpeername_mapped": ebpf.AttachCgroupInet6GetPeername,
-	}, map[string]ebpf.AttachType{
 		"sendmsg4": ebpf.AttachCGroupUDP4Sendmsg, "recvmsg4": ebpf.AttachCGroupUDP4Recvmsg, "recvmsg_mapped": ebpf.AttachCGroupUDP6Recvmsg,
+
+		"connect6": ebpf.AttachCGroupInet6Connect, "getpeername6": ebpf.AttachCgroupInet6GetPeername,
+		"sendmsg6": ebpf.AttachCGroupUDP6Sendmsg, "recvmsg6": ebpf.AttachCGroupUDP6Recvmsg,
 	}
-	if family == v1.IPv6Protocol {
-		all = map[string]ebpf.AttachType{"connect6": ebpf.AttachCGroupInet6Connect, "getpeername6": ebpf.AttachCgroupInet6GetPeername}
-		ofUDP = map[string]ebpf.AttachType{"sendmsg6": ebpf.AttachCGroupUDP6Sendmsg, "recvmsg6": ebpf.AttachCGroupUDP6Recvmsg}
-	}
-	if udp {
-		maps.Copy(all, ofUDP)
-	}
+	maps.DeleteFunc(all, func(name string, _ ebpf.AttachType) bool {
+		ofUDP := strings.HasPrefix(name, "sendmsg") || strings.HasPrefix(name, "recvmsg")
+		return strings.HasSuffix(name, "6") != (family == v1.IPv6Protocol) || ofUDP && !udp
+	})
 	return all
 }
 
@@ -95,8 +87,7 @@ func (e *Engine) closedPrograms() *programs {
 // openPrograms locks the folder of the instance, and opens or creates what the maps of a layer do not
 // hold. It attaches nothing.
 func (e *Engine) openPrograms() (_ *programs, err error) {
-	p, config, family := e.closedPrograms(), e.config, e.family
-	p.shared, p.attached = map[string]*ebpf.Map{}, map[string]attachment{}
+	p, list := e.closedPrograms(), e.config.Sockets.Namespaces
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.close())
@@ -105,22 +96,20 @@ func (e *Engine) openPrograms() (_ *programs, err error) {
 	if err := p.open(filepath.Dir(p.dir)); err != nil {
 		return nil, err
 	}
-	if p.settings.nodeCookie, err = cookieOf(config.NetNS); err != nil {
-		return nil, err
-	}
-	list := config.Sockets.Namespaces
-	p.settings.realPeer = config.Sockets.RealPeer
-	p.settings.udp = config.Sockets.UDP == UDPTranslate
-	p.settings.useNamespaces = list != nil
-	p.settings.onlyListed = list != nil && list.Only
-	objects, err := spec(family)
+	cookie, err := cookieOf(e.config.NetNS)
 	if err != nil {
 		return nil, err
 	}
-	for _, name := range sharedMaps() {
-		if p.shared[name], err = p.pinned(name, objects.Maps[name]); err != nil {
-			return nil, err
-		}
+	p.settings = settings{
+		"node_cookie": cookie, "real_peer": e.config.Sockets.RealPeer, "translate_udp": e.config.Sockets.UDP == UDPTranslate,
+		"use_namespaces": list != nil, "only_listed": list != nil && list.Only,
+	}
+	objects, err := spec(e.family)
+	if err != nil {
+		return nil, err
+	}
+	if p.shared, err = p.pinnedAll(objects, sharedMaps()...); err != nil {
+		return nil, err
 	}
 	return p, p.follow(list)
 }
@@ -194,7 +183,7 @@ func (p *programs) change(do func() error) error {
 // activate attaches programs that use the maps, or moves the attached ones to them, and pins
 // everything. It changes nothing if all of it is as it should be.
 func (p *programs) activate(m *tables) error {
-	used := m.named()
+	used := maps.Clone(m.maps)
 	maps.Copy(used, p.shared)
 	name, err := digest("sockets", addrLenOf(p.family), p.settings, used)
 	if err != nil {
@@ -210,22 +199,25 @@ func (p *programs) activate(m *tables) error {
 			return err
 		}
 	}
-	for name, one := range p.shared {
-		if err := p.keep(name, one); err != nil {
-			return err
-		}
-	}
-	if err := p.keepTables(m.named()); err != nil {
+	if err := p.keep(p.shared); err != nil {
 		return err
 	}
-	if err := p.removeUnfinished(); err != nil {
+	if err := p.keepTables(m.maps); err != nil {
 		return err
 	}
-	return p.removeLayouts(p.dir)
+	// What keepTables has replaced, and what a process has begun that died meanwhile: now nothing there is in use.
+	if err := p.removeAll(filepath.Join(p.dir, mapsNew), filepath.Join(p.dir, linksNew)); err != nil {
+		return err
+	}
+	if err := p.removeLayouts(p.dir); err != nil {
+		return err
+	}
+	p.used = used
+	return nil
 }
 
 // load loads programs that use the maps, and attaches them.
-func (p *programs) load(dir string, wanted map[string]wantedLink, used map[string]*ebpf.Map) error {
+func (p *programs) load(dir string, wanted map[string]wantedLink, used mapSet) error {
 	objects, err := spec(p.family)
 	if err != nil {
 		return err
@@ -238,19 +230,7 @@ func (p *programs) load(dir string, wanted map[string]wantedLink, used map[strin
 		_, is := attached[name]
 		return !is
 	})
-	for name, value := range map[string]any{
-		"node_cookie": p.settings.nodeCookie, "only_listed": p.settings.onlyListed,
-		"use_namespaces": p.settings.useNamespaces, "real_peer": p.settings.realPeer,
-		"translate_udp": p.settings.udp,
-	} {
-		if b, is := value.(bool); is {
-			value = map[bool]uint8{true: 1}[b]
-		}
-		if err := objects.Variables[name].Set(value); err != nil {
-			return fmt.Errorf("set %s of the programs: %w", name, err)
-		}
-	}
-	loaded, err := ebpf.NewCollectionWithOptions(objects, ebpf.CollectionOptions{MapReplacements: used})
+	loaded, err := loadPrograms(objects, p.settings, ebpf.CollectionOptions{MapReplacements: used})
 	if err != nil {
 		return unavailable("load the programs", err)
 	}
@@ -361,7 +341,7 @@ func closeLinks(links map[string]attachment) {
 // attach gives each link its new program, and pins both. Each step leaves a state in which sockets get
 // what the old or the new maps say; if this process dies, the next one completes it.
 func (p *programs) attach(dir string, wanted map[string]wantedLink, loaded *ebpf.Collection) (err error) {
-	old, err := p.linkDirs()
+	old, err := p.find("links-*")
 	if err != nil {
 		return err
 	}
@@ -391,13 +371,9 @@ func (p *programs) attach(dir string, wanted map[string]wantedLink, loaded *ebpf
 			return err
 		}
 	}
-	for _, one := range append(old, dir) { // of cgroups that are not wanted any more, or have gone
-		if one == work {
-			continue
-		}
-		if err := p.change(func() error { return os.RemoveAll(one) }); err != nil {
-			return fmt.Errorf("remove old links: %w", err)
-		}
+	old = slices.DeleteFunc(append(old, dir), func(one string) bool { return one == work })
+	if err := p.removeAll(old...); err != nil { // of cgroups that are not wanted any more, or have gone
+		return err
 	}
 	if err := p.change(func() error { return os.Rename(work, dir) }); err != nil {
 		return fmt.Errorf("name the folder of links: %w", err)
@@ -443,25 +419,25 @@ func (p *programs) take(from []string, to, name string) (one link.Link, err erro
 	return nil, fs.ErrNotExist
 }
 
-// linkDirs returns the folders of links, also those of other layouts.
-func (p *programs) linkDirs() ([]string, error) {
-	dirs, err := filepath.Glob(filepath.Join(filepath.Dir(p.dir), "v*", "links-*"))
+// find returns the paths of a pattern in the folders of all layouts.
+func (p *programs) find(pattern string) ([]string, error) {
+	paths, err := filepath.Glob(filepath.Join(filepath.Dir(p.dir), "v*", pattern))
 	if err != nil {
-		return nil, fmt.Errorf("list pinned links: %w", err)
+		return nil, fmt.Errorf("list pinned maps and links: %w", err)
 	}
-	return dirs, nil
+	return paths, nil
 }
 
 // haveUDP is whether programs of UDP are attached, perhaps by an earlier process.
 func (p *programs) haveUDP() bool {
-	found, _ := filepath.Glob(filepath.Join(filepath.Dir(p.dir), "v*", "links-*", "sendmsg*")) // the pattern is right
+	found, _ := p.find("links-*/sendmsg*") // the pattern is right
 	return len(found) > 0
 }
 
 // damaged names a link that somebody has detached, given another program, or unpinned with or without its program,
 // or a map that is not pinned; "" if there is none.
 func (p *programs) damaged() string {
-	dirs, _ := p.linkDirs()
+	dirs, _ := p.find("links-*")
 	for name, a := range p.attached {
 		program, attached := programOf(a.link)
 		pinned := slices.ContainsFunc(dirs, func(dir string) bool {
@@ -472,13 +448,8 @@ func (p *programs) damaged() string {
 			return "BPF link " + name
 		}
 	}
-	for path, m := range p.layer {
-		if !isPinned(m, path) {
-			return "pinned BPF map " + path
-		}
-	}
-	for name, m := range p.shared {
-		if path := filepath.Join(p.dir, name); !isPinned(m, path) {
+	for name, m := range p.used {
+		if path := p.pin(name); !isPinned(m, path) {
 			return "pinned BPF map " + path
 		}
 	}
@@ -526,12 +497,7 @@ func (p *programs) close() error {
 		list.leave(p.listed)
 	}
 	closeLinks(p.attached)
-	var errs []error
-	for _, m := range p.shared {
-		if m != nil {
-			errs = append(errs, bpfx.Close(m))
-		}
-	}
+	errs := []error{p.shared.close()}
 	if p.lock != nil {
 		// A child between fork and exec has the file too: only unlocking does not wait for it.
 		_ = unix.Flock(int(p.lock.Fd()), unix.LOCK_UN) // it is not locked if open has failed

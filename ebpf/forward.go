@@ -2,7 +2,9 @@ package ebpf
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
@@ -67,7 +69,10 @@ type flowIndex struct {
 	// Service ports share keys, if an update moves a frontend, and ports.
 	keys  map[flowKey]int
 	ports map[uint16]int
+	words [portWords]uint64 // has a bit for each port
 }
+
+const portWords = 1 << 16 / 64
 
 type flowNeed struct {
 	keys  []flowKey
@@ -99,14 +104,12 @@ func needOf(s *desired.Service) (need flowNeed) {
 			}
 		}
 	}
-	for port := range ports {
-		need.ports = append(need.ports, port)
-	}
+	need.ports = slices.Collect(maps.Keys(ports))
 	return need
 }
 
-// set gives a service port its need, and returns all that may have changed.
-func (x *flowIndex) set(name changetracker.ServicePortName, need flowNeed) (touched flowNeed) {
+// set gives a service port its need, and returns all keys that may have changed.
+func (x *flowIndex) set(name changetracker.ServicePortName, need flowNeed) (touched []flowKey) {
 	before := x.services[name]
 	for i, side := range []flowNeed{before, need} {
 		n := 2*i - 1
@@ -115,9 +118,12 @@ func (x *flowIndex) set(name changetracker.ServicePortName, need flowNeed) (touc
 		}
 		for _, p := range side.ports {
 			count(x.ports, p, n)
+			x.words[p/64] &^= 1 << (p % 64)
+			if x.ports[p] > 0 {
+				x.words[p/64] |= 1 << (p % 64)
+			}
 		}
-		touched.keys = append(touched.keys, side.keys...)
-		touched.ports = append(touched.ports, side.ports...)
+		touched = append(touched, side.keys...)
 	}
 	if len(need.keys) == 0 {
 		delete(x.services, name)

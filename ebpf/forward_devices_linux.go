@@ -21,23 +21,18 @@ import (
 
 // Devices come and go with pods, without any update. Nothing waits for them.
 
-// deviceProgram is a device of the fast path, and the program there.
-type deviceProgram struct {
+// device is a device that should have the program.
+type device struct {
 	name    string
+	flags   uint32
 	program ebpf.ProgramID
 }
 
 // toPeer is PEER of forward.c.
 const toPeer = 1
 
-// chosen is a device that should have the program.
-type chosen struct {
-	name  string
-	flags uint32
-}
-
 // wantedDevices are the chosen devices of the node.
-func (f *forwarder) wantedDevices() (map[int]chosen, error) {
+func (f *forwarder) wantedDevices() (map[int]device, error) {
 	s, err := netlinkx.Open(f.config.NetNS)
 	if err != nil {
 		return nil, err
@@ -47,19 +42,19 @@ func (f *forwarder) wantedDevices() (map[int]chosen, error) {
 	if err != nil {
 		return nil, err
 	}
-	wanted := map[int]chosen{}
+	wanted := map[int]device{}
 	for _, l := range links {
 		a := l.Attrs()
 		// The packets of a port belong to its master: a bridge, for example.
 		if a.RawFlags&unix.IFF_LOOPBACK != 0 || a.EncapType != "ether" || a.MasterIndex != 0 || !f.config.Forward.Device(a.Name) {
 			continue
 		}
-		c := chosen{name: a.Name}
+		d := device{name: a.Name, program: f.id}
 		// Within one namespace there is no such shortcut: the kernel would drop the packet.
 		if peer := f.config.Forward.Peer; peer != nil && l.Type() == "veth" && a.NetNsID >= 0 && peer(a.Name) {
-			c.flags = toPeer
+			d.flags = toPeer
 		}
-		wanted[a.Index] = c
+		wanted[a.Index] = d
 	}
 	return wanted, nil
 }
@@ -78,15 +73,15 @@ func (f *forwarder) followDevices() (writes int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	f.has = map[int]deviceProgram{}
+	f.has = map[int]device{}
 	var errs []error
-	for index, c := range wanted {
-		n, err := f.addDevice(index, c, attached, flags)
+	for index, d := range wanted {
+		n, err := f.addDevice(index, d, attached, flags)
 		writes += n
 		if err == nil {
-			f.has[index] = deviceProgram{c.name, f.id}
+			f.has[index] = d
 		} else if !isGone(err) {
-			errs = append(errs, fmt.Errorf("device %s: %w", c.name, err))
+			errs = append(errs, fmt.Errorf("device %s: %w", d.name, err))
 		}
 	}
 	for index := range attached {
@@ -109,14 +104,14 @@ func (f *forwarder) followDevices() (writes int, err error) {
 // isGone reports whether the device has been removed meanwhile.
 func isGone(err error) bool { return errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOLINK) }
 
-func (f *forwarder) addDevice(index int, c chosen, attached map[int]ebpf.ProgramID, flags map[int]uint32) (writes int, err error) {
-	if have, there := flags[index]; !there || have != c.flags {
-		if err := f.maps[mapDevices].Put(uint32(index), c.flags); err != nil {
+func (f *forwarder) addDevice(index int, d device, attached map[int]ebpf.ProgramID, flags map[int]uint32) (writes int, err error) {
+	if have, there := flags[index]; !there || have != d.flags {
+		if err := f.maps[mapDevices].Put(uint32(index), d.flags); err != nil {
 			return 0, fmt.Errorf("add a device: %w", err)
 		}
 		writes++
 	}
-	if attached[index] != f.id {
+	if attached[index] != d.program {
 		if err := f.hook.attach(index, f.program); err != nil {
 			return writes, err
 		}

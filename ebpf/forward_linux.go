@@ -8,8 +8,8 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"math"
-	"math/bits"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -49,7 +49,7 @@ type forwarder struct {
 
 	mu      sync.Mutex // guards all below: Watch follows the devices
 	store   *programs  // the folder with its lock; nil until the first full update
-	maps    map[string]*ebpf.Map
+	maps    mapSet
 	program *ebpf.Program // nil if there is none
 	id      ebpf.ProgramID
 	hook    ingress
@@ -59,26 +59,19 @@ type forwarder struct {
 	slowTCP bool // and it is said why
 
 	index  *flowIndex
-	held   map[flowKey]bool      // in the kernel
-	words  [portWords]uint64     // in the kernel
-	missed flowNeed              // what could not be written
-	has    map[int]deviceProgram // what followDevices has left
+	held   map[flowKey]bool  // in the kernel
+	words  [portWords]uint64 // in the kernel
+	missed []flowKey         // what could not be written
+	has    map[int]device    // what followDevices has left
 }
 
 const (
 	forwardDir = "forward-v1" // changes with what the maps mean
-	portWords  = 1 << 16 / 64
-	asksFor    = uint32(1) // the value of each flow
+	asksFor    = uint32(1)    // the value of each flow
 )
 
-// forwardSettings are the variables of the program: milliseconds.
-type forwardSettings struct {
-	tcp, tcpClose, udp uint32
-	withTCP            uint8
-}
-
 func newForwarder(config Config, family v1.IPFamily, log *zap.Logger) *forwarder {
-	return &forwarder{config: config, family: family, log: log}
+	return &forwarder{config: config, family: family, log: log, index: newFlowIndex()}
 }
 
 func (f *forwarder) dir() string {
@@ -152,22 +145,16 @@ func (f *forwarder) open() (err error) {
 	if err != nil {
 		return err
 	}
-	if f.store == nil {
-		store := &programs{config: f.config, family: f.family, dir: f.dir()}
-		if err := store.open(f.dir()); err != nil {
-			return errors.Join(err, store.close())
-		}
-		f.store = store
-	}
-	for name, one := range f.maps {
-		if err := f.store.keep(name, one); err != nil { // somebody may have removed it
-			return err
-		}
+	if err := f.lock(); err != nil {
+		return err
 	}
 	if f.maps == nil {
-		if err := f.openMaps(objects); err != nil {
-			return err
-		}
+		f.maps, err = f.store.pinnedAll(objects, mapFlows, mapPorts, mapDevices, mapForwarded)
+	} else {
+		err = f.store.keep(f.maps) // somebody may have removed some
+	}
+	if err != nil {
+		return err
 	}
 	settings, err := f.settings()
 	if err != nil {
@@ -188,31 +175,25 @@ const (
 	mapForwarded = "forwarded"
 )
 
-func forwardMaps() []string { return []string{mapFlows, mapPorts, mapDevices, mapForwarded} }
-
-func (f *forwarder) openMaps(objects *ebpf.CollectionSpec) error {
-	opened := map[string]*ebpf.Map{}
-	for _, name := range forwardMaps() {
-		one, err := f.store.pinned(name, objects.Maps[name])
-		if err != nil {
-			for _, m := range opened {
-				_ = bpfx.Close(m)
-			}
-			return err
-		}
-		opened[name] = one
+// lock creates the folder and locks it, unless it is: it may be another process's.
+func (f *forwarder) lock() error {
+	if f.store != nil {
+		return nil
 	}
-	f.maps = opened
+	store := &programs{config: f.config, family: f.family, dir: f.dir()}
+	if err := store.open(f.dir()); err != nil {
+		return errors.Join(err, store.close())
+	}
+	f.store = store
 	return nil
 }
 
-// settings reads how connection tracking is set.
-func (f *forwarder) settings() (s forwardSettings, err error) {
-	var liberal uint32
-	err = namespace.Visit(f.config.NetNS, func() error {
-		for name, to := range map[string]*uint32{
-			"tcp_timeout_established": &s.tcp, "tcp_timeout_close": &s.tcpClose, "udp_timeout_stream": &s.udp, "tcp_be_liberal": &liberal,
-		} {
+// settings reads how connection tracking is set, with times in milliseconds.
+func (f *forwarder) settings() (settings, error) {
+	const established, closed, udp, beLiberal = "tcp_timeout_established", "tcp_timeout_close", "udp_timeout_stream", "tcp_be_liberal"
+	values := map[string]uint32{}
+	err := namespace.Visit(f.config.NetNS, func() error {
+		for _, name := range []string{established, closed, udp, beLiberal} {
 			text, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_" + name)
 			if errors.Is(err, fs.ErrNotExist) {
 				return fmt.Errorf("%w: connection tracking has no settings: %w", errUnavailable, err)
@@ -224,32 +205,31 @@ func (f *forwarder) settings() (s forwardSettings, err error) {
 			if err != nil {
 				return fmt.Errorf("setting %s of connection tracking: %w", name, err)
 			}
-			*to = uint32(n)
+			values[name] = uint32(n)
 		}
 		return nil
 	})
-	for _, seconds := range []*uint32{&s.tcp, &s.tcpClose, &s.udp} {
-		*seconds = min(*seconds, math.MaxInt32/1000) * 1000 // 24 days
-	}
-	if liberal == 1 {
-		s.withTCP = 1
-	} else if err == nil && !f.slowTCP {
+	liberal := values[beLiberal] == 1
+	if err == nil && !liberal && !f.slowTCP {
 		f.log.Warn("no TCP connection takes the fast path: set net.netfilter.nf_conntrack_tcp_be_liberal to 1, so that it can return to the rules")
 	}
-	f.slowTCP = liberal != 1
-	return s, err
+	f.slowTCP = !liberal
+	milliseconds := func(name string) uint32 { return min(values[name], math.MaxInt32/1000) * 1000 } // 24 days
+	return settings{
+		"tcp_timeout": milliseconds(established), "tcp_close_timeout": milliseconds(closed), "udp_timeout": milliseconds(udp), "with_tcp": liberal,
+	}, err
 }
 
 // openProgram opens the pinned program, or loads and pins it.
-func (f *forwarder) openProgram(objects *ebpf.CollectionSpec, settings forwardSettings) error {
-	name, err := digest("forward", addrLenOf(f.family), settings, f.maps)
+func (f *forwarder) openProgram(objects *ebpf.CollectionSpec, set settings) error {
+	name, err := digest("forward", addrLenOf(f.family), set, f.maps)
 	if err != nil {
 		return err
 	}
 	path := filepath.Join(f.dir(), "program-"+name)
 	program, err := ebpf.LoadPinnedProgram(path, nil)
 	if err != nil {
-		if program, err = f.load(objects, settings); err != nil {
+		if program, err = f.load(objects, set); err != nil {
 			return err
 		}
 		_ = os.Remove(path)
@@ -277,19 +257,12 @@ func (f *forwarder) removePrograms(except string) error {
 	return err
 }
 
-func (f *forwarder) load(objects *ebpf.CollectionSpec, s forwardSettings) (*ebpf.Program, error) {
-	for name, value := range map[string]any{
-		"tcp_timeout": s.tcp, "tcp_close_timeout": s.tcpClose, "udp_timeout": s.udp, "with_tcp": s.withTCP,
-	} {
-		if err := objects.Variables[name].Set(value); err != nil {
-			return nil, fmt.Errorf("set %s of the program: %w", name, err)
-		}
-	}
+func (f *forwarder) load(objects *ebpf.CollectionSpec, set settings) (*ebpf.Program, error) {
 	options := ebpf.CollectionOptions{MapReplacements: f.maps}
 	if module, err := btf.LoadKernelModuleSpec("nf_conntrack"); err == nil { // else it is built in
 		options.Programs.ExtraRelocationTargets = []*btf.Spec{module}
 	}
-	loaded, err := ebpf.NewCollectionWithOptions(objects, options)
+	loaded, err := loadPrograms(objects, set, options)
 	if err != nil {
 		return nil, unavailable("load the program of the fast path, which needs connection tracking with BTF", err)
 	}
@@ -335,18 +308,12 @@ func parseFlowKey(b []byte) (k flowKey) {
 }
 
 // take gives the index an update, and returns what may differ from the kernel.
-func (f *forwarder) take(update *desired.Update, keep map[changetracker.ServicePortName]bool) (touched flowNeed) {
-	add := func(name changetracker.ServicePortName, need flowNeed) {
-		one := f.index.set(name, need)
-		touched.keys, touched.ports = append(touched.keys, one.keys...), append(touched.ports, one.ports...)
-	}
+func (f *forwarder) take(update *desired.Update, keep map[changetracker.ServicePortName]bool) (touched []flowKey) {
 	if update.Full {
 		before := f.index
 		f.index = newFlowIndex()
 		for name := range keep {
-			if before != nil && before.services[name].keys != nil {
-				add(name, before.services[name])
-			}
+			touched = append(touched, f.index.set(name, before.services[name])...)
 		}
 	}
 	for i := range update.Changes {
@@ -356,7 +323,7 @@ func (f *forwarder) take(update *desired.Update, keep map[changetracker.ServiceP
 			need = needOf(c.After)
 		}
 		if !keep[c.Name] {
-			add(c.Name, need)
+			touched = append(touched, f.index.set(c.Name, need)...)
 		}
 	}
 	return touched
@@ -366,27 +333,34 @@ func (f *forwarder) take(update *desired.Update, keep map[changetracker.ServiceP
 func (f *forwarder) retry() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.program != nil && len(f.missed.keys)+len(f.missed.ports) > 0 {
-		_, _ = f.write(flowNeed{}, false)
+	if f.program != nil && (len(f.missed) > 0 || f.words != f.index.words) {
+		_, _ = f.write(nil, false)
 	}
 }
 
 // write makes the maps what the index says, also where that has failed before. If the update is full, it
 // compares all of them. It returns the first error, and writes what it can.
-func (f *forwarder) write(touched flowNeed, full bool) (writes int, err error) {
-	touched.keys, touched.ports = append(touched.keys, f.missed.keys...), append(touched.ports, f.missed.ports...)
+func (f *forwarder) write(touched []flowKey, full bool) (writes int, err error) {
+	touched = append(touched, f.missed...)
 	if full {
-		have := f.inKernel()
-		touched.keys, touched.ports = append(touched.keys, have.keys...), append(touched.ports, have.ports...)
+		touched = slices.AppendSeq(touched, maps.Keys(f.held))
 	}
-	f.missed = flowNeed{}
-	if writes, err = f.writePorts(touched.ports); err != nil {
-		f.missed.ports = touched.ports
+	f.missed = nil
+	for i, word := range f.index.words[:] {
+		if word == f.words[i] {
+			continue
+		}
+		if failed := f.maps[mapPorts].Put(uint32(i), word); failed != nil {
+			err = fmt.Errorf("write the ports of the flows: %w", failed)
+			break
+		}
+		f.words[i] = word
+		writes++
 	}
-	for _, k := range touched.keys {
+	for _, k := range touched {
 		if wanted := f.index.keys[k] > 0; wanted != f.held[k] {
 			if failed := f.writeFlow(k, wanted); failed != nil {
-				f.missed.keys = append(f.missed.keys, k)
+				f.missed = append(f.missed, k)
 				err = cmp.Or(err, failed)
 				continue
 			}
@@ -394,19 +368,6 @@ func (f *forwarder) write(touched flowNeed, full bool) (writes int, err error) {
 		}
 	}
 	return writes, err
-}
-
-// inKernel lists what the maps have.
-func (f *forwarder) inKernel() (have flowNeed) {
-	for k := range f.held {
-		have.keys = append(have.keys, k)
-	}
-	for i, word := range f.words {
-		for ; word != 0; word &= word - 1 {
-			have.ports = append(have.ports, uint16(64*i+bits.TrailingZeros64(word)))
-		}
-	}
-	return have
 }
 
 func (f *forwarder) writeFlow(k flowKey, wanted bool) error {
@@ -425,55 +386,18 @@ func (f *forwarder) writeFlow(k flowKey, wanted bool) error {
 	return nil
 }
 
-func (f *forwarder) writePorts(touched []uint16) (writes int, err error) {
-	changed := map[int]uint64{}
-	for _, port := range touched {
-		i, bit := int(port/64), uint64(1)<<(port%64)
-		word, there := changed[i]
-		if !there {
-			word = f.words[i]
-		}
-		word &^= bit
-		if f.index.ports[port] > 0 {
-			word |= bit
-		}
-		changed[i] = word
-	}
-	for i, word := range changed {
-		if word == f.words[i] {
-			continue
-		}
-		if err := f.maps[mapPorts].Put(uint32(i), word); err != nil {
-			return writes, fmt.Errorf("write the ports of the flows: %w", err)
-		}
-		f.words[i] = word
-		writes++
-	}
-	return writes, nil
-}
-
-// counts reads the counters.
-func (f *forwarder) counts() (c ForwardCounts, err error) {
+// ForwardCounts returns the counts of the fast path. It is an error if there is none, because nothing was
+// applied yet, or because the kernel lacks what it needs.
+func (e *Engine) ForwardCounts() (c ForwardCounts, err error) {
+	f := e.forward
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.maps == nil {
 		return c, errors.Join(errors.New("nothing is forwarded: configure Forward, and sync"), f.without)
 	}
-	for what, to := range []*uint64{&c.Packets, &c.ToPeer} { // as in forward.c
-		var perCPU []uint64
-		if err := f.maps[mapForwarded].Lookup(uint32(what), &perCPU); err != nil {
-			return ForwardCounts{}, fmt.Errorf("read the counts of the fast path: %w", err)
-		}
-		for _, n := range perCPU {
-			*to += n
-		}
-	}
-	return c, nil
+	err = sumCounts(f.maps[mapForwarded], &c.Packets, &c.ToPeer)
+	return c, err
 }
-
-// ForwardCounts returns the counts of the fast path. It is an error if there is none, because nothing was
-// applied yet, or because the kernel lacks what it needs.
-func (e *Engine) ForwardCounts() (ForwardCounts, error) { return e.forward.counts() }
 
 // dump prints the flows and devices.
 func (f *forwarder) dump(w io.Writer) error {
@@ -490,7 +414,7 @@ func (f *forwarder) dump(w io.Writer) error {
 	for _, d := range f.has {
 		lines = append(lines, fmt.Sprintf("forward from and to device %s\n", d.name))
 	}
-	slices.SortFunc(lines, cmp.Compare[string])
+	slices.Sort(lines)
 	if _, err := io.WriteString(w, strings.Join(lines, "")); err != nil {
 		return fmt.Errorf("print the fast path: %w", err)
 	}
@@ -508,13 +432,10 @@ func (f *forwarder) remove() error {
 	if _, err := os.Stat(f.dir()); errors.Is(err, fs.ErrNotExist) && f.store == nil {
 		return nil
 	}
-	if f.store == nil { // it may be another process's
-		f.store = &programs{config: f.config, family: f.family, dir: f.dir()}
-		if err := f.store.open(f.dir()); err != nil {
-			return errors.Join(err, f.closeAll())
-		}
+	err := f.lock()
+	if err == nil {
+		err = f.detachAll()
 	}
-	err := f.detachAll()
 	if err == nil {
 		err = os.RemoveAll(f.dir())
 	}
@@ -534,21 +455,15 @@ func (f *forwarder) close() error {
 func (f *forwarder) closeProgram() error {
 	program := f.program
 	f.program = nil
-	if program == nil {
-		return nil
-	}
 	return bpfx.Close(program)
 }
 
 func (f *forwarder) closeAll() error {
-	errs := []error{f.closeProgram()}
-	for _, m := range f.maps {
-		errs = append(errs, bpfx.Close(m))
-	}
+	errs := []error{f.closeProgram(), f.maps.close()}
 	if f.store != nil {
 		errs = append(errs, f.store.close())
 	}
-	f.maps, f.store, f.has, f.index = nil, nil, nil, nil
+	f.maps, f.store, f.has, f.index = nil, nil, nil, newFlowIndex()
 	return errors.Join(errs...)
 }
 

@@ -196,7 +196,7 @@ func (g *goals) measureReplaced(b *testing.B, e *Engine) {
 // measureMemory asks the kernel how much memory the maps have.
 func (g *goals) measureMemory(b *testing.B, e *Engine) {
 	var sum uint64
-	for _, m := range e.used() {
+	for _, m := range e.programs.used {
 		info, err := m.Info()
 		netnstest.Check(b, err)
 		bytes, _ := info.Memlock()

@@ -6,12 +6,17 @@ import (
 	"embed"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/serviceplane/serviceplane/internal/bpfx"
 )
+
+//go:generate ../hack/ebpf.sh
 
 // objects are the compiled programs in bpf/, one for each IP family: see hack/ebpf.sh.
 //
@@ -51,21 +56,68 @@ func loadObject(source string, addrLen int) (*ebpf.CollectionSpec, error) {
 	return spec, nil
 }
 
+// settings are the variables of the programs of an object, by their names there.
+type settings map[string]any
+
+// loadPrograms loads what an object has, with these settings and maps.
+func loadPrograms(objects *ebpf.CollectionSpec, set settings, options ebpf.CollectionOptions) (*ebpf.Collection, error) {
+	for name, value := range set {
+		if err := objects.Variables[name].Set(value); err != nil {
+			return nil, fmt.Errorf("set %s of the programs: %w", name, err)
+		}
+	}
+	return ebpf.NewCollectionWithOptions(objects, options)
+}
+
+// mapSet has maps by their names in a source.
+type mapSet map[string]*ebpf.Map
+
+func (s mapSet) close() error {
+	var errs []error
+	for _, m := range s {
+		errs = append(errs, bpfx.Close(m))
+	}
+	return errors.Join(errs...)
+}
+
+// idOf returns the number of a map.
+func idOf(m *ebpf.Map) (ebpf.MapID, error) {
+	info, err := m.Info()
+	if err != nil {
+		return 0, fmt.Errorf("read what map %v is: %w", m, err)
+	}
+	id, _ := info.ID()
+	return id, nil
+}
+
+// sumCounts adds the counters of all processors to variables, whose order is that of the source.
+func sumCounts(counts *ebpf.Map, to ...*uint64) error {
+	for what, sum := range to {
+		var perCPU []uint64
+		if err := counts.Lookup(uint32(what), &perCPU); err != nil {
+			return fmt.Errorf("read the counts of the programs: %w", err)
+		}
+		for _, n := range perCPU {
+			*sum += n
+		}
+	}
+	return nil
+}
+
 // digest names what the programs of an object are with these settings and maps.
-func digest(source string, addrLen int, settings any, used map[string]*ebpf.Map) (string, error) {
+func digest(source string, addrLen int, set settings, used mapSet) (string, error) {
 	_, content, err := object(source, addrLen)
 	if err != nil {
 		return "", err
 	}
 	sum := sha256.New()
 	sum.Write(content)
-	_, _ = fmt.Fprintf(sum, "%+v", settings) // a hash never fails
+	_, _ = fmt.Fprint(sum, set) // in the order of the names; a hash never fails
 	for _, name := range slices.Sorted(maps.Keys(used)) {
-		info, err := used[name].Info()
+		id, err := idOf(used[name])
 		if err != nil {
-			return "", fmt.Errorf("read what map %s is: %w", name, err)
+			return "", err
 		}
-		id, _ := info.ID()
 		_ = binary.Write(sum, binary.NativeEndian, uint32(id))
 	}
 	return hex.EncodeToString(sum.Sum(nil)[:8]), nil

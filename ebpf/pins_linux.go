@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -15,7 +16,7 @@ import (
 
 // pinned returns the map of a name, which it creates if it does not exist or is another one.
 func (p *programs) pinned(name string, want *ebpf.MapSpec) (*ebpf.Map, error) {
-	path := filepath.Join(p.dir, name)
+	path := p.pin(name)
 	if m := compatible(path, want); m != nil {
 		return m, nil
 	}
@@ -28,6 +29,17 @@ func (p *programs) pinned(name string, want *ebpf.MapSpec) (*ebpf.Map, error) {
 		return nil, err
 	}
 	return m, nil
+}
+
+// pinnedAll returns maps by their names, as pinned does.
+func (p *programs) pinnedAll(objects *ebpf.CollectionSpec, names ...string) (all mapSet, err error) {
+	all = mapSet{}
+	for _, name := range names {
+		if all[name], err = p.pinned(name, objects.Maps[name]); err != nil {
+			return nil, errors.Join(err, all.close())
+		}
+	}
+	return all, nil
 }
 
 // repinMap pins a map, whatever it believes of where it is pinned: folders are renamed, and others remove
@@ -58,14 +70,11 @@ func (p *programs) loadTables() (m *tables, ok bool, err error) {
 	if err != nil {
 		return nil, false, err
 	}
-	var all []*ebpf.Map
+	all := mapSet{}
 	for _, name := range layerMaps() {
-		one := compatible(filepath.Join(p.dir, mapsFolder, name), objects.Maps[name])
-		if one == nil {
-			closeMaps(all)
-			return nil, false, nil
+		if all[name] = compatible(p.pin(name), objects.Maps[name]); all[name] == nil {
+			return nil, false, all.close()
 		}
-		all = append(all, one)
 	}
 	m, err = mapped(p.family, all)
 	return m, err == nil, err
@@ -95,16 +104,21 @@ func sharedMaps() []string { return []string{mapPeers, mapDatagrams, mapNamespac
 // mapsNew and linksNew are folders that get the names of others when they are complete.
 const mapsFolder, mapsNew, linksNew = "maps", "maps-new", "links-new"
 
+// pin is the path of a map.
+func (p *programs) pin(name string) string {
+	if slices.Contains(layerMaps(), name) {
+		return filepath.Join(p.dir, mapsFolder, name)
+	}
+	return filepath.Join(p.dir, name)
+}
+
 // keepTables pins the maps of a layer, all at once: a process that begins finds the maps from before, or
 // these, but no mixture.
-func (p *programs) keepTables(tables map[string]*ebpf.Map) error {
+func (p *programs) keepTables(tables mapSet) error {
 	dir, next := filepath.Join(p.dir, mapsFolder), filepath.Join(p.dir, mapsNew)
-	p.layer = map[string]*ebpf.Map{}
 	complete := true
 	for name, one := range tables {
-		path := filepath.Join(dir, name)
-		p.layer[path] = one
-		complete = complete && isPinned(one, path)
+		complete = complete && isPinned(one, p.pin(name))
 	}
 	if complete {
 		return nil
@@ -129,56 +143,56 @@ func (p *programs) keepTables(tables map[string]*ebpf.Map) error {
 	})
 }
 
-// removeUnfinished removes what keepTables has replaced, and what a process has begun that died meanwhile: nothing
-// there is in use once all maps and links are in their places.
-func (p *programs) removeUnfinished() error {
-	for _, name := range []string{mapsNew, linksNew} {
-		path := filepath.Join(p.dir, name)
+// removeAll removes those folders that exist.
+func (p *programs) removeAll(paths ...string) error {
+	for _, path := range paths {
 		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err := p.change(func() error { return os.RemoveAll(path) }); err != nil {
-			return fmt.Errorf("remove an unfinished folder: %w", err)
+			return fmt.Errorf("remove pinned maps and links: %w", err)
 		}
 	}
 	return nil
 }
 
-// keep pins a map of a name, unless it is.
-func (p *programs) keep(name string, m *ebpf.Map) error {
-	path := filepath.Join(p.dir, name)
-	if isPinned(m, path) {
-		return nil
+// keep pins those maps that are not pinned.
+func (p *programs) keep(all mapSet) error {
+	for name, m := range all {
+		if path := p.pin(name); !isPinned(m, path) {
+			if err := p.repinMap(m, path); err != nil {
+				return err
+			}
+		}
 	}
-	return p.repinMap(m, path)
+	return nil
 }
 
 // isPinned reports whether a path leads to this map.
 func isPinned(m *ebpf.Map, path string) bool {
-	is, err := ebpf.LoadPinnedMap(path, nil)
+	id, err := idOf(m)
+	return err == nil && id == idOfPinned(path)
+}
+
+// idOfPinned returns the number of a pinned map, 0 if there is none.
+func idOfPinned(path string) ebpf.MapID {
+	m, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
 	if err != nil {
-		return false
+		return 0
 	}
-	defer func() { _ = bpfx.Close(is) }()
-	return sameMap(is, m)
+	defer func() { _ = bpfx.Close(m) }()
+	id, _ := idOf(m)
+	return id
 }
 
 // removeLayouts removes what all versions have left but for one folder, into which the links of the
 // others were moved.
 func (p *programs) removeLayouts(except string) error {
-	dirs, err := filepath.Glob(filepath.Join(filepath.Dir(p.dir), "v*"))
+	dirs, err := p.find("")
 	if err != nil {
-		return fmt.Errorf("list layouts: %w", err)
+		return err
 	}
-	for _, dir := range dirs {
-		if dir == except {
-			continue
-		}
-		if err := p.change(func() error { return os.RemoveAll(dir) }); err != nil {
-			return fmt.Errorf("remove pinned maps and links: %w", err)
-		}
-	}
-	return nil
+	return p.removeAll(slices.DeleteFunc(dirs, func(dir string) bool { return dir == except })...)
 }
 
 // endLinks detaches the programs, wherever the links of this process are pinned.
@@ -189,20 +203,6 @@ func (p *programs) endLinks() (err error) {
 		}
 	}
 	return err
-}
-
-func sameMap(a, b *ebpf.Map) bool {
-	left, err := a.Info()
-	if err != nil {
-		return false
-	}
-	right, err := b.Info()
-	if err != nil {
-		return false
-	}
-	x, _ := left.ID()
-	y, _ := right.ID()
-	return x == y
 }
 
 // removeEmpty removes a folder, which may be gone, and those above, up to one that the fast path, the other

@@ -34,10 +34,11 @@ const (
 // tables are the maps of one IP family that a layer fills. The arrays are mapped into this process: a
 // write there is no system call.
 type tables struct {
-	addrLen                        int
-	frontendMap, servicesMap, ends *ebpf.Map
-	services, endpoints            []byte
-	settling                       *ebpf.Map // private; see settle
+	addrLen             int
+	maps                mapSet
+	size                capacity
+	services, endpoints []byte
+	settling            *ebpf.Map // private; see settle
 }
 
 // spec is the compiled object of a family.
@@ -58,33 +59,27 @@ func newTables(family v1.IPFamily, size capacity) (*tables, error) {
 	if err != nil {
 		return nil, err
 	}
-	var all []*ebpf.Map
-	for _, m := range []struct {
-		name    string
-		entries uint32
-	}{{mapFrontends, size.frontends}, {mapServices, size.services}, {mapEndpoints, size.endpoints}} {
-		one := objects.Maps[m.name].Copy()
-		one.MaxEntries = m.entries
-		created, err := ebpf.NewMap(one)
-		if err != nil {
-			closeMaps(all)
-			return nil, unavailable("create the map "+m.name, err)
+	all := mapSet{}
+	for name, entries := range map[string]uint32{mapFrontends: size.frontends, mapServices: size.services, mapEndpoints: size.endpoints} {
+		objects.Maps[name].MaxEntries = entries
+		if all[name], err = ebpf.NewMap(objects.Maps[name]); err != nil {
+			return nil, errors.Join(unavailable("create the map "+name, err), all.close())
 		}
-		all = append(all, created)
 	}
 	return mapped(family, all)
 }
 
 // mapped maps the arrays into memory. It owns the maps.
-func mapped(family v1.IPFamily, all []*ebpf.Map) (_ *tables, err error) {
-	m := &tables{addrLen: addrLenOf(family), frontendMap: all[0], servicesMap: all[1], ends: all[2]}
+func mapped(family v1.IPFamily, all mapSet) (_ *tables, err error) {
+	m := &tables{addrLen: addrLenOf(family), maps: all}
+	m.size = capacity{all[mapFrontends].MaxEntries(), all[mapServices].MaxEntries(), all[mapEndpoints].MaxEntries()}
 	defer func() {
 		if err != nil {
 			_ = m.close()
 		}
 	}()
-	if m.services, err = mapMemory(m.servicesMap); err == nil {
-		m.endpoints, err = mapMemory(m.ends)
+	if m.services, err = mapMemory(all[mapServices]); err == nil {
+		m.endpoints, err = mapMemory(all[mapEndpoints])
 	}
 	if err != nil {
 		return nil, unavailable("map an array into memory", err)
@@ -104,21 +99,12 @@ func mapMemory(m *ebpf.Map) ([]byte, error) {
 	return unix.Mmap(m.FD(), 0, (size+page-1)/page*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 }
 
-func closeMaps(all []*ebpf.Map) {
-	for _, m := range all {
-		_ = bpfx.Close(m)
-	}
-}
-
 func (m *tables) close() error {
-	var errs []error
+	errs := []error{m.maps.close(), bpfx.Close(m.settling)}
 	for _, memory := range [][]byte{m.services, m.endpoints} {
 		if memory != nil {
 			errs = append(errs, unix.Munmap(memory))
 		}
-	}
-	for _, one := range []*ebpf.Map{m.frontendMap, m.servicesMap, m.ends, m.settling} {
-		errs = append(errs, bpfx.Close(one))
 	}
 	return errors.Join(errs...)
 }
@@ -130,14 +116,7 @@ func tablesOf(k kernel) *tables {
 	return k.(interface{ self() *tables }).self() //nolint:forcetypeassert // see above
 }
 
-// named returns the maps by their names.
-func (m *tables) named() map[string]*ebpf.Map {
-	return map[string]*ebpf.Map{mapFrontends: m.frontendMap, mapServices: m.servicesMap, mapEndpoints: m.ends}
-}
-
-func (m *tables) capacity() capacity {
-	return capacity{m.frontendMap.MaxEntries(), m.servicesMap.MaxEntries(), m.ends.MaxEntries()}
-}
+func (m *tables) capacity() capacity { return m.size }
 
 // key is the frontend_key of sockets.c.
 func (m *tables) key(at desired.Key) []byte {
@@ -157,12 +136,12 @@ const batchFrom = 8
 func (m *tables) putFrontends(frontends map[desired.Key]place) error {
 	if len(frontends) >= batchFrom {
 		if m.addrLen == 4 {
-			return writeFrontends(m, frontends, func(key []byte) [8]byte { return [8]byte(key) })
+			return writeFrontends[[8]byte](m, frontends)
 		}
-		return writeFrontends(m, frontends, func(key []byte) [20]byte { return [20]byte(key) })
+		return writeFrontends[[20]byte](m, frontends)
 	}
 	for at, to := range frontends {
-		if err := m.frontendMap.Put(m.key(at), to.value()); err != nil {
+		if err := m.maps[mapFrontends].Put(m.key(at), to.value()); err != nil {
 			return fmt.Errorf("frontend %v: %w", at, err)
 		}
 	}
@@ -170,12 +149,14 @@ func (m *tables) putFrontends(frontends map[desired.Key]place) error {
 }
 
 // writeFrontends is an all-in-one system call; after an error some may have been written.
-func writeFrontends[K any](m *tables, frontends map[desired.Key]place, array func(key []byte) K) error {
+func writeFrontends[K [8]byte | [20]byte](m *tables, frontends map[desired.Key]place) error {
 	keys, values := make([]K, 0, len(frontends)), make([][2]uint32, 0, len(frontends))
 	for at, to := range frontends {
-		keys, values = append(keys, array(m.key(at))), append(values, [2]uint32{to.service, to.scope})
+		var key K
+		copy(bytesOf(&key), m.key(at))
+		keys, values = append(keys, key), append(values, [2]uint32{to.service, to.scope})
 	}
-	n, err := m.frontendMap.BatchUpdate(keys, values, nil)
+	n, err := m.maps[mapFrontends].BatchUpdate(keys, values, nil)
 	if err != nil {
 		return fmt.Errorf("the frontend after %d of %d: %w", n, len(keys), err)
 	}
@@ -184,7 +165,7 @@ func writeFrontends[K any](m *tables, frontends map[desired.Key]place, array fun
 
 func (m *tables) removeFrontends(keys []desired.Key) error {
 	for _, at := range keys {
-		if err := m.frontendMap.Delete(m.key(at)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if err := m.maps[mapFrontends].Delete(m.key(at)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("frontend %v: %w", at, err)
 		}
 	}
@@ -201,24 +182,23 @@ func (m *tables) frontends() (map[desired.Key]place, error) {
 	return readFrontends[[20]byte](m)
 }
 
+// bytesOf is the memory of an array.
+func bytesOf[K [8]byte | [20]byte](key *K) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(key)), len(*key))
+}
+
 func readFrontends[K [8]byte | [20]byte](m *tables) (map[desired.Key]place, error) {
 	all := map[desired.Key]place{}
 	keys, values := make([]K, readAtOnce), make([][2]uint32, readAtOnce)
 	var cursor ebpf.MapBatchCursor
 	for {
-		n, err := m.frontendMap.BatchLookup(&cursor, keys, values, nil)
+		n, err := m.maps[mapFrontends].BatchLookup(&cursor, keys, values, nil)
 		last := errors.Is(err, ebpf.ErrKeyNotExist)
 		if err != nil && !last {
 			return nil, fmt.Errorf("read the frontends of sockets: %w", err)
 		}
 		for i := range n {
-			var raw []byte
-			switch key := any(keys[i]).(type) {
-			case [8]byte:
-				raw = key[:]
-			case [20]byte:
-				raw = key[:]
-			}
+			raw := bytesOf(&keys[i])
 			addr, _ := netip.AddrFromSlice(raw[:m.addrLen])
 			key := desired.Key{VIP: addr, Port: binary.BigEndian.Uint16(raw[m.addrLen:]), Protocol: desired.Protocol(raw[m.addrLen+2])}
 			all[key] = place{values[i][0], values[i][1]}

@@ -1,13 +1,12 @@
 package ebpf
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,7 +14,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
-	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
@@ -42,55 +40,32 @@ func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.Ver
 func (e *Engine) verifySockets(update *desired.Update) (proxier.Verification, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	p := e.closedPrograms()
+	p := cmp.Or(e.programs, e.closedPrograms())
 	if err := p.check(); errors.Is(err, errUnavailable) || e.without != nil {
 		return proxier.Verification{}, nil
 	} else if err != nil {
 		return proxier.Verification{}, err
 	}
-	v := verification{programs: p, ids: map[string]ebpf.MapID{}, family: e.family}
-	if e.programs != nil {
-		v.attached = e.programs.attached
+	v := verification{programs: p, ids: map[string]ebpf.MapID{}}
+	if err := v.pins(); err != nil {
+		return proxier.Verification{}, err
 	}
-	pinned, found, err := p.loadTables()
+	var have map[desired.Key]place
+	var t *tables
+	var err error
+	if e.layer != nil { // what the programs use, whatever is pinned
+		t = tablesOf(e.layer.kernel)
+	} else if t, _, err = p.loadTables(); t != nil {
+		defer func() { _ = t.close() }()
+	}
+	if t != nil {
+		have, err = t.frontends()
+	}
 	if err != nil {
 		return proxier.Verification{}, err
 	}
-	if found {
-		defer func() { _ = pinned.close() }()
-	}
-	if err := v.pins(e.used()); err != nil {
-		return proxier.Verification{}, err
-	}
-	wanted := e.config.Sockets.wantedOf(update)
-	switch used, isOpen := e.tables(); {
-	case isOpen: // what the programs use, whatever is pinned
-		err = v.frontends(used, wanted)
-	case found:
-		err = v.frontends(pinned, wanted)
-	default:
-		v.none(wanted)
-	}
-	return v.report, errors.Join(err, v.links())
-}
-
-// tables returns the maps of the layer, if it is open.
-func (e *Engine) tables() (t *tables, isOpen bool) {
-	if e.layer == nil {
-		return nil, false
-	}
-	return tablesOf(e.layer.kernel), true
-}
-
-// used returns the maps that are open, by their names.
-func (e *Engine) used() map[string]*ebpf.Map {
-	t, isOpen := e.tables()
-	if !isOpen || e.programs == nil {
-		return nil
-	}
-	used := t.named()
-	maps.Copy(used, e.programs.shared)
-	return used
+	v.frontends(t, have, e.config.Sockets.wantedOf(update))
+	return v.report, v.links()
 }
 
 // wantedFrontend is where sockets should lead.
@@ -116,9 +91,7 @@ func (c *Sockets) wantedOf(update *desired.Update) map[desired.Key]wantedFronten
 // verification compares what the kernel has with what it should have.
 type verification struct {
 	programs *programs
-	family   v1.IPFamily
 	ids      map[string]ebpf.MapID // of the maps that programs should use
-	attached map[string]attachment // what Apply has attached, if this process did
 	report   proxier.Verification
 }
 
@@ -127,28 +100,23 @@ func (v *verification) differs(d proxier.Difference) {
 }
 
 // pins compares what is pinned with the maps that this process has open, if it has.
-func (v *verification) pins(used map[string]*ebpf.Map) error {
+func (v *verification) pins() error {
 	for _, name := range append(layerMaps(), sharedMaps()...) {
 		v.report.Checked++
-		path := filepath.Join(v.programs.dir, name)
-		if slices.Contains(layerMaps(), name) {
-			path = filepath.Join(v.programs.dir, mapsFolder, name)
-		}
-		object := "pinned map " + path
-		have, err := idOfPinned(path)
-		if err != nil {
+		path := v.programs.pin(name)
+		object, have := "pinned map "+path, idOfPinned(path)
+		if have == 0 {
 			v.differs(proxier.Difference{Object: object, Problem: proxier.DifferenceMissing})
 		}
 		v.ids[name] = have
-		m := used[name]
+		m := v.programs.used[name]
 		if m == nil {
 			continue
 		}
-		info, err := m.Info()
-		if err != nil {
-			return fmt.Errorf("read what map %s is: %w", name, err)
+		var err error
+		if v.ids[name], err = idOf(m); err != nil {
+			return err
 		}
-		v.ids[name], _ = info.ID()
 		if have != 0 && have != v.ids[name] {
 			v.differs(proxier.Difference{
 				Object: object, Problem: proxier.DifferenceChanged,
@@ -159,32 +127,13 @@ func (v *verification) pins(used map[string]*ebpf.Map) error {
 	return nil
 }
 
-func idOfPinned(path string) (ebpf.MapID, error) {
-	m, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
-	if err != nil {
-		return 0, fmt.Errorf("open a pinned map: %w", err)
-	}
-	defer func() { _ = bpfx.Close(m) }()
-	info, err := m.Info()
-	if err != nil {
-		return 0, fmt.Errorf("read what a pinned map is: %w", err)
-	}
-	id, _ := info.ID()
-	return id, nil
-}
-
-// frontends compares the maps.
-func (v *verification) frontends(t *tables, wanted map[desired.Key]wantedFrontend) error {
-	have, err := t.frontends()
-	if err != nil {
-		return err
-	}
-	size := t.capacity()
+// frontends compares what is in the maps, if there are any.
+func (v *verification) frontends(t *tables, have map[desired.Key]place, wanted map[desired.Key]wantedFrontend) {
 	for at, to := range have {
 		v.report.Checked++
 		w, isWanted := wanted[at]
 		d := proxier.Difference{Object: v.frontend(at), Problem: proxier.DifferenceChanged, Service: w.name, Want: words(w.endpoints)}
-		switch endpoints, readable := t.endpointsOf(to, size); {
+		switch endpoints, readable := t.endpointsOf(to, t.size); {
 		case !isWanted:
 			d.Problem, d.Want, d.Have = proxier.DifferenceUnexpected, "", words(endpoints)
 		case !readable:
@@ -198,26 +147,14 @@ func (v *verification) frontends(t *tables, wanted map[desired.Key]wantedFronten
 	}
 	for at, w := range wanted {
 		if _, there := have[at]; !there {
-			v.missing(at, w)
+			v.report.Checked++
+			v.differs(proxier.Difference{Object: v.frontend(at), Problem: proxier.DifferenceMissing, Want: words(w.endpoints), Service: w.name})
 		}
 	}
-	return nil
-}
-
-// none is what frontends does without maps.
-func (v *verification) none(wanted map[desired.Key]wantedFrontend) {
-	for at, w := range wanted {
-		v.missing(at, w)
-	}
-}
-
-func (v *verification) missing(at desired.Key, w wantedFrontend) {
-	v.report.Checked++
-	v.differs(proxier.Difference{Object: v.frontend(at), Problem: proxier.DifferenceMissing, Want: words(w.endpoints), Service: w.name})
 }
 
 func (v *verification) frontend(at desired.Key) string {
-	return fmt.Sprintf("element %v of map %s of %s", at, mapFrontends, v.family)
+	return fmt.Sprintf("element %v of map %s of %s", at, mapFrontends, v.programs.family)
 }
 
 func words(endpoints desired.Endpoints) string {
@@ -253,9 +190,15 @@ func (v *verification) links() error {
 	if err != nil {
 		return err
 	}
-	have, err := v.programs.pinnedLinks()
+	paths, err := v.programs.find("links-*/*")
 	if err != nil {
 		return err
+	}
+	have := map[string]string{}
+	for _, path := range paths {
+		if name := filepath.Base(path); !strings.HasPrefix(name, programPin("")) {
+			have[name] = path
+		}
 	}
 	for name, w := range wanted {
 		v.report.Checked++
@@ -275,27 +218,6 @@ func (v *verification) links() error {
 		v.differs(proxier.Difference{Object: "link " + path, Problem: proxier.DifferenceUnexpected})
 	}
 	return nil
-}
-
-// pinnedLinks returns the paths of links by their names.
-func (p *programs) pinnedLinks() (map[string]string, error) {
-	dirs, err := p.linkDirs()
-	if err != nil {
-		return nil, err
-	}
-	all := map[string]string{}
-	for _, dir := range dirs {
-		entries, err := os.ReadDir(dir)
-		if err != nil {
-			return nil, fmt.Errorf("list pinned links: %w", err)
-		}
-		for _, entry := range entries {
-			if !strings.HasPrefix(entry.Name(), programPin("")) {
-				all[entry.Name()] = filepath.Join(dir, entry.Name())
-			}
-		}
-	}
-	return all, nil
 }
 
 // link says what is wrong with a link; "" if nothing is.
@@ -332,7 +254,7 @@ func (v *verification) link(path string, w wantedLink) string {
 func (v *verification) program(link string, id ebpf.ProgramID, w wantedLink) string {
 	program, err := ebpf.NewProgramFromID(id)
 	if errors.Is(err, unix.EPERM) {
-		if a, known := v.attached[link]; known && a.program != id {
+		if a, known := v.programs.attached[link]; known && a.program != id {
 			return fmt.Sprintf("program %d instead of %d", id, a.program)
 		}
 		return ""

@@ -1,3 +1,0 @@
-package ebpf
-
-//go:generate ../hack/ebpf.sh
