@@ -40,7 +40,6 @@ type programs struct {
 	used     mapSet // by the attached programs: shared, and those of the layer
 	// attached are the links by name, with the program that each should have.
 	attached map[string]attachment
-	listed   *namespaceUser
 	around   func(change func() error) error // see Engine
 }
 
@@ -111,7 +110,7 @@ func (e *Engine) openPrograms() (_ *programs, err error) {
 	if p.shared, err = p.pinnedAll(objects, sharedMaps()...); err != nil {
 		return nil, err
 	}
-	return p, p.follow(list)
+	return p, list.use(p.shared[mapNamespaces])
 }
 
 // check says what the machine or the process lacks. Without privileges, the kernel would only say that it does not
@@ -249,12 +248,11 @@ func (p *programs) wantedLinks() (map[string]wantedLink, error) {
 	wanted := map[string]wantedLink{}
 	cgroups, missing := p.config.Sockets.findCgroups()
 	for _, cgroup := range cgroups {
-		var stat unix.Stat_t
-		if err := unix.Stat(cgroup, &stat); err != nil {
-			continue // it has gone
-		}
+		inode, exists := inodeOf(cgroup)
 		for program, at := range p.hooks() {
-			wanted[program+"-"+strconv.FormatUint(stat.Ino, 10)] = wantedLink{program, cgroup, at}
+			if exists {
+				wanted[program+"-"+strconv.FormatUint(inode, 10)] = wantedLink{program, cgroup, at}
+			}
 		}
 	}
 	if len(wanted) == 0 {
@@ -291,12 +289,7 @@ func programPin(program string) string { return "program-" + program }
 // besides returns the number of the program that is pinned beside a link, 0 if there is none.
 func besides(link string) ebpf.ProgramID {
 	dir, name := filepath.Split(link)
-	return pinnedProgram(filepath.Join(dir, programPin(name[:max(0, strings.LastIndex(name, "-"))])))
-}
-
-// pinnedProgram returns the number of a pinned program, 0 if there is none.
-func pinnedProgram(path string) ebpf.ProgramID {
-	program, err := ebpf.LoadPinnedProgram(path, nil)
+	program, err := ebpf.LoadPinnedProgram(filepath.Join(dir, programPin(name[:max(0, strings.LastIndex(name, "-"))])), nil)
 	if err != nil {
 		return 0
 	}
@@ -456,45 +449,10 @@ func (p *programs) damaged() string {
 	return ""
 }
 
-// follow keeps the list of network namespaces in the kernel.
-func (p *programs) follow(list *Namespaces) error {
-	m := p.shared[mapNamespaces]
-	p.listed = &namespaceUser{
-		add: func(cookie uint64) error { return m.Put(cookie, uint32(1)) },
-		remove: func(cookie uint64) error {
-			if err := m.Delete(cookie); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-				return err
-			}
-			return nil
-		},
-	}
-	if list == nil {
-		list = &Namespaces{}
-	}
-	return list.use(p.listed, func(cookies []uint64) error {
-		var cookie uint64
-		var value uint32
-		var stale []uint64
-		for each := m.Iterate(); each.Next(&cookie, &value); {
-			if !slices.Contains(cookies, cookie) {
-				stale = append(stale, cookie)
-			}
-		}
-		var errs []error
-		for _, cookie := range stale {
-			errs = append(errs, p.listed.remove(cookie))
-		}
-		for _, cookie := range cookies {
-			errs = append(errs, p.listed.add(cookie))
-		}
-		return errors.Join(errs...)
-	})
-}
-
 // close releases what this process holds.
 func (p *programs) close() error {
 	if list := p.config.Sockets.Namespaces; list != nil {
-		list.leave(p.listed)
+		list.leave(p.shared[mapNamespaces])
 	}
 	closeLinks(p.attached)
 	errs := []error{p.shared.close()}

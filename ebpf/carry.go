@@ -1,6 +1,10 @@
 package ebpf
 
 import (
+	"fmt"
+	"slices"
+	"strings"
+
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/enum"
 )
@@ -140,4 +144,22 @@ func (c *Sockets) carry(s *desired.Service, g *desired.Globals) *carried {
 		all.endpoints[index] = s.Endpoints(scope)
 	}
 	return all
+}
+
+// text lists each frontend of an Update: by sockets, or by rules and why.
+func (c *Sockets) text(update *desired.Update) string {
+	var lines []string
+	for s := range update.Services() {
+		for i := range s.Frontends {
+			f := &s.Frontends[i]
+			scope, why := c.judge(s, f, &update.Globals)
+			line := fmt.Sprintf("%v %v: by sockets, %d endpoints", s.Name, s.Key(f), s.Endpoints(scope).Len())
+			if why != Carried {
+				line = fmt.Sprintf("%v %v: by rules, because %v", s.Name, s.Key(f), why)
+			}
+			lines = append(lines, line+"\n")
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "")
 }

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/serviceplane/serviceplane/proxier"
@@ -14,31 +14,29 @@ import (
 // use it. The error says what.
 var errUnavailable = errors.New("sockets cannot be translated")
 
-// faults keeps what Conditions returns. It has a lock of its own, so that nobody waits for a sync.
+// faults keeps what Conditions returns, for which nobody waits for a sync.
 type faults struct {
-	mu   sync.Mutex // guards all below
-	text string     // "" if there is none
-	// since is when there was none last.
-	since time.Time
+	now atomic.Pointer[proxier.Condition]
 }
 
-// note replaces the fault.
+// note replaces the fault; "" means none. Calls must not overlap.
 func (f *faults) note(text string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if text != "" && f.text == "" {
-		f.since = time.Now()
+	if text == "" {
+		f.now.Store(nil)
+		return
 	}
-	f.text = text
+	c := proxier.Condition{Type: proxier.ConditionSockets, Since: time.Now(), Message: text}
+	if before := f.now.Load(); before != nil {
+		c.Since = before.Since
+	}
+	f.now.Store(&c)
 }
 
 func (f *faults) conditions() []proxier.Condition {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.text == "" {
-		return nil
+	if c := f.now.Load(); c != nil {
+		return []proxier.Condition{*c}
 	}
-	return []proxier.Condition{{Type: proxier.ConditionSockets, Since: f.since, Message: f.text}}
+	return nil
 }
 
 // faultOf is the message of the Condition: why sockets are not translated, or not those of cgroups that do

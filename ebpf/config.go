@@ -99,7 +99,13 @@ func (c Config) WithDefaults() Config {
 // errors are proxier.ErrInvalidConfig.
 func (c Config) Validate() error {
 	c = c.WithDefaults()
-	errs := append(invalid.Fields{c.Config.Validate()}, c.Forward.validate(&c)...)
+	errs := invalid.Fields{c.Config.Validate()}
+	if c.Forward.Peer != nil && !c.Forward.on() {
+		errs.Add("Forward.Peer", "set without Forward.Device")
+	}
+	if c.Forward.on() && c.FastPathAfter > 0 {
+		errs.Add("Forward", "FastPathAfter is set too: choose one fast path")
+	}
 	if len(c.Sockets.Cgroups) == 0 {
 		errs.Add("Sockets.Cgroups", "empty: want at least one directory of cgroup v2")
 	}

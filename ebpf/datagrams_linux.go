@@ -28,6 +28,7 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/bpfx"
 	"github.com/serviceplane/serviceplane/internal/namespace"
+	"github.com/serviceplane/serviceplane/internal/pause"
 )
 
 // datagrams ends connected UDP sockets of one IP family whose endpoint does not serve any more: no datagram
@@ -56,18 +57,7 @@ type datagrams struct {
 	problem   string
 }
 
-// newDatagrams returns nil if UDP is left to the rules, and errUnavailable if it must be.
-func newDatagrams(config *Config, family v1.IPFamily, log *zap.Logger, canDestroy func(v1.IPFamily) error) (*datagrams, error) {
-	if config.Sockets.UDP != UDPTranslate {
-		return nil, nil
-	}
-	if err := canDestroy(family); err != nil {
-		return nil, err
-	}
-	return datagramsOf(config, family, log), nil
-}
-
-func datagramsOf(config *Config, family v1.IPFamily, log *zap.Logger) *datagrams {
+func newDatagrams(config *Config, family v1.IPFamily, log *zap.Logger) *datagrams {
 	d := &datagrams{log: log, addrLen: addrLenOf(family), netNSs: config.Sockets.NetNSs, wake: make(chan struct{}, 1), lingering: map[netip.AddrPort]int{}}
 	if d.netNSs == nil {
 		d.netNSs = func() ([]string, error) { return networkNamespaces(config.NetNS) }
@@ -102,7 +92,7 @@ func canLoad(family v1.IPFamily) (err error) {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+	case forbidden(err):
 		return fmt.Errorf("%w: UDP: the kernel forbids the programs that find and end sockets: it must allow BPF iterators to processes of the initial user namespace; or leave UDP to the rules: %w", errUnavailable, err)
 	default:
 		return unavailable("load the programs that end UDP sockets", err)
@@ -211,6 +201,9 @@ func (d *datagrams) linger(endpoints iter.Seq[netip.AddrPort]) {
 
 // lingers is for Abilities.
 func (d *datagrams) lingers(endpoint netip.AddrPort) (why string) {
+	if d == nil {
+		return ""
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.unseen > 0 {
@@ -263,19 +256,16 @@ func (d *datagrams) watch(ctx context.Context) {
 			todo = looks
 		case <-due:
 		}
-		began, pause := time.Now(), secondLook
+		began, next := time.Now(), secondLook
 		if d.look(ctx) {
 			todo--
 		} else {
-			pause = watchPause
+			next = watchPause
 		}
 		if due = nil; todo > 0 {
-			due = time.After(pause)
+			due = time.After(next)
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(lookShare * time.Since(began)):
-		}
+		pause.For(ctx, lookShare*time.Since(began))
 	}
 }
 
@@ -286,7 +276,9 @@ func (d *datagrams) look(ctx context.Context) bool {
 	if d.loaded == nil {
 		return true
 	}
-	began := d.lingeringNow()
+	d.mu.Lock()
+	began := slices.Collect(maps.Keys(d.lingering))
+	d.mu.Unlock()
 	stale, err := d.stale()
 	var left []connected
 	if err == nil && len(stale) > 0 {
@@ -310,12 +302,6 @@ func (d *datagrams) look(ctx context.Context) bool {
 		d.looked(began, left)
 	}
 	return problem == ""
-}
-
-func (d *datagrams) lingeringNow() []netip.AddrPort {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return slices.Collect(maps.Keys(d.lingering))
 }
 
 // endAll ends all connected sockets, when the programs are detached: nobody would end them when their
@@ -497,7 +483,7 @@ func networkNamespaces(node string) ([]string, error) {
 	return all, nil
 }
 
-// inodeOf is the number of a network namespace, which may have ended.
+// inodeOf is the number of a network namespace or cgroup, which may be gone.
 func inodeOf(path string) (inode uint64, ok bool) {
 	var stat unix.Stat_t
 	if err := unix.Stat(path, &stat); err != nil {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -41,9 +40,7 @@ type Engine struct {
 
 	mu       sync.Mutex // guards all below; Watch reads the links
 	programs *programs  // nil until the first Apply
-	layer    *layer
-	// writtenBefore is what layers have written that are closed.
-	writtenBefore int
+	layer    *layer     // so is this
 	// without is why sockets are not translated, and lacking that check finds it. Otherwise Watch has it tried
 	// again then.
 	without  error
@@ -53,8 +50,8 @@ type Engine struct {
 	// cgroups are those that exist; missing are Sockets.Cgroups that match none.
 	cgroups, missing []string
 	limited          []*proxier.ServiceError // Result.Limited of the current Apply
-	// Tests stand between the engine and the kernel: wrap, if not nil, has each call to the maps, and
-	// around each change of a link or a pin.
+	// Tests stand between the engine and the kernel: wrap has each call to the maps, and around, if not nil,
+	// each change of a link or a pin.
 	wrap   func(*tables) kernel
 	around func(change func() error) error
 	watch  time.Duration // between two looks at the links
@@ -79,17 +76,19 @@ func newEngine(config Config, family v1.IPFamily, deps proxier.Deps, canDestroy 
 		return nil, err
 	}
 	log := lightdeps.Logger(deps.Logger, "ebpf", family)
-	datagrams, err := newDatagrams(&config, family, log, canDestroy)
-	if err != nil && !errors.Is(err, errUnavailable) {
-		return nil, err
+	e := &Engine{config: config, family: family, rules: rules, log: log, forward: newForwarder(config, family, log), watch: watchPause}
+	e.wrap = func(t *tables) kernel { return t }
+	if config.Sockets.UDP != UDPTranslate {
+		return e, nil
 	}
-	e := &Engine{
-		config: config, family: family, rules: rules, log: log, forward: newForwarder(config, family, log), watch: watchPause,
-		datagrams: datagrams,
-	}
-	if errors.Is(err, errUnavailable) {
+	switch err := canDestroy(family); {
+	case errors.Is(err, errUnavailable):
 		e.withoutUDP, e.config.Sockets.UDP = err, UDPRules
-		log.Warn("rules do UDP: see the error, or choose UDPRules", zap.Error(e.withoutUDP))
+		log.Warn("rules do UDP: see the error, or choose UDPRules", zap.Error(err))
+	case err != nil:
+		return nil, err
+	default:
+		e.datagrams = newDatagrams(&config, family, log)
 	}
 	return e, nil
 }
@@ -122,7 +121,6 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 		}
 	}
 	e.limited = nil
-	before := e.written()
 	ready, problem := e.prepare(&update, wanted)
 	if errors.Is(problem, proxier.ErrInUse) {
 		return proxier.Result{}, problem
@@ -139,7 +137,10 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 		e.datagrams.follow(&update)
 	}
 	result.Limited = append(result.Limited, e.limited...)
-	result.Report.Writes += e.written() - before
+	if e.layer != nil {
+		result.Report.Writes += e.layer.writes
+		e.layer.writes = 0
+	}
 	return result, errors.Join(err, problem)
 }
 
@@ -149,14 +150,6 @@ func (e *Engine) noteFaults() {
 		udp = fmt.Sprintf("rules do UDP: %v", e.withoutUDP)
 	}
 	e.faults.note(faultOf(e.without, e.missing, udp))
-}
-
-// written is how much this engine has ever written to maps.
-func (e *Engine) written() int {
-	if e.layer == nil {
-		return e.writtenBefore
-	}
-	return e.writtenBefore + e.layer.writes
 }
 
 // prepare opens the maps, and removes the frontends that sockets lose. ready is false if sockets are
@@ -225,17 +218,10 @@ func (e *Engine) begin(wanted map[changetracker.ServicePortName]*carried) error 
 	if err := e.layer.activate(e.layer.kernel); err != nil || !leavesUDP {
 		return err
 	}
-	if err := datagramsOf(&e.config, e.family, e.log).endAll(e.programs.shared[mapDatagrams]); err != nil {
+	if err := newDatagrams(&e.config, e.family, e.log).endAll(e.programs.shared[mapDatagrams]); err != nil {
 		e.log.Warn("connected UDP sockets keep their endpoints, even if those go: restart their programs", zap.Error(err))
 	}
 	return nil
-}
-
-func (e *Engine) wrapped(t *tables) kernel {
-	if e.wrap == nil {
-		return t
-	}
-	return e.wrap(t)
 }
 
 func (e *Engine) open(wanted map[changetracker.ServicePortName]*carried) error {
@@ -255,10 +241,10 @@ func (e *Engine) open(wanted map[changetracker.ServicePortName]*carried) error {
 	}
 	e.programs = programs
 	e.layer = &layer{
-		kernel: e.wrapped(t), unused: !found,
+		kernel: e.wrap(t), unused: !found,
 		replace: func(size capacity) (kernel, error) {
 			t, err := newTables(e.family, size)
-			return e.wrapped(t), err
+			return e.wrap(t), err
 		},
 		activate: func(k kernel) error { return programs.activate(tablesOf(k)) },
 	}
@@ -326,6 +312,21 @@ func (e *Engine) removeSockets() error {
 	return errors.Join(err, p.close())
 }
 
+// RemoveSockets detaches the programs of an instance, those of Forward too, and removes what it has pinned,
+// in all IP families of the config. The table of the rules stays: it is for a node that goes on with the engine of
+// package nftables under the same Names. TCP sockets that are open go on, but getpeername(2) then
+// returns their endpoint. Connected UDP sockets end: see UDPTranslate. Only Config.Names, Config.NetNS,
+// Config.Families, Sockets.BPFFS and Sockets.NetNSs count. It is no error if nothing is there. If a process uses it, the error is proxier.ErrInUse.
+func RemoveSockets(config Config) error {
+	config = config.WithDefaults()
+	var errs []error
+	for _, family := range config.Families {
+		e := &Engine{config: config, family: family, log: zap.NewNop()}
+		errs = append(errs, newForwarder(config, family, zap.NewNop()).cleanup(), e.removeSockets())
+	}
+	return errors.Join(errs...)
+}
+
 // detach removes everything, and ends the UDP sockets that nobody follows then.
 func (e *Engine) detach(p *programs) error {
 	if !p.haveUDP() {
@@ -339,7 +340,7 @@ func (e *Engine) detach(p *programs) error {
 	if err := p.remove(); err != nil || sockets == nil {
 		return err
 	}
-	err = datagramsOf(&e.config, e.family, e.log).endAll(sockets)
+	err = newDatagrams(&e.config, e.family, e.log).endAll(sockets)
 	return errors.Join(err, bpfx.Close(sockets))
 }
 
@@ -353,17 +354,12 @@ func (e *Engine) Close() error {
 
 func (e *Engine) closeSockets() error {
 	e.datagrams.close()
-	var errs []error
-	if e.layer != nil {
-		e.writtenBefore = e.written()
-		errs = append(errs, e.layer.close())
-		e.layer = nil
+	if e.programs == nil {
+		return nil
 	}
-	if e.programs != nil {
-		errs = append(errs, e.programs.close())
-		e.programs = nil
-	}
-	return errors.Join(errs...)
+	err := errors.Join(e.layer.close(), e.programs.close())
+	e.layer, e.programs = nil, nil
+	return err
 }
 
 // Traits implements proxier.Engine.
@@ -380,16 +376,8 @@ func (e *Engine) Traits(s *desired.Service) desired.Traits {
 func (e *Engine) Abilities() proxier.Abilities {
 	can := e.rules.Abilities()
 	can.Watch, can.Plan, can.Dump, can.Verify, can.Conditions = e.Watch, e.Plan, e.Dump, e.Verify, e.faults.conditions
-	can.Lingers = e.lingers
+	can.Lingers = e.datagrams.lingers
 	return can
-}
-
-// lingers is for Abilities.
-func (e *Engine) lingers(endpoint netip.AddrPort) string {
-	if e.datagrams == nil {
-		return ""
-	}
-	return e.datagrams.lingers(endpoint)
 }
 
 // Plan is for Abilities.
@@ -408,6 +396,22 @@ func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
 		}
 	}
 	return errors.Join(e.forward.dump(w), e.rules.Abilities().Dump(ctx, w))
+}
+
+// SocketCounts returns the counts of the programs. It is an error if there are none, because nothing
+// was applied yet, or because sockets are not translated.
+func (e *Engine) SocketCounts() (SocketCounts, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.programs == nil {
+		return SocketCounts{}, errors.Join(errors.New("no programs: sync first"), e.without)
+	}
+	var counts SocketCounts
+	if e.datagrams != nil {
+		counts.Ended = e.datagrams.ended.Load()
+	}
+	err := sumCounts(e.programs.shared[mapCounts], &counts.Translated, &counts.Namespace, &counts.Bound, &counts.Empty, &counts.NoMemory)
+	return counts, err
 }
 
 // retry attaches the programs to cgroups that have come. An error means that only a full sync helps.

@@ -1,14 +1,12 @@
 package ebpf
 
 import (
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // Forward configures the fast path of packets that the node forwards, of service ports with
@@ -33,17 +31,6 @@ type Forward struct {
 
 // on reports whether there is a fast path.
 func (f *Forward) on() bool { return f.Device != nil }
-
-// validate reports what is wrong.
-func (f *Forward) validate(c *Config) (errs []error) {
-	if f.Peer != nil && !f.on() {
-		errs = append(errs, fmt.Errorf("%w: Forward.Peer: set without Forward.Device", proxier.ErrInvalidConfig))
-	}
-	if f.on() && c.FastPathAfter > 0 {
-		errs = append(errs, fmt.Errorf("%w: Forward: FastPathAfter is set too: choose one fast path", proxier.ErrInvalidConfig))
-	}
-	return errs
-}
 
 // ForwardCounts counts what the program of an IP family has forwarded since it was attached for the
 // first time, also for an earlier process. A packet that the kernel has put together from several

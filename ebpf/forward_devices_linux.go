@@ -92,7 +92,7 @@ func (f *forwarder) followDevices() (writes int, err error) {
 	}
 	for index := range flags {
 		if _, stays := wanted[index]; !stays {
-			if err := f.maps[mapDevices].Delete(uint32(index)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			if err := deleted(f.maps[mapDevices], uint32(index)); err != nil {
 				errs = append(errs, fmt.Errorf("remove a device: %w", err))
 			}
 			writes++

@@ -243,15 +243,10 @@ func (f *forwarder) openProgram(objects *ebpf.CollectionSpec, set settings) erro
 	}
 	f.id, _ = info.ID()
 	f.program = program
-	return f.removePrograms(path)
-}
-
-// removePrograms unpins those of other settings. Their links go on until followDevices moves them.
-func (f *forwarder) removePrograms(except string) error {
-	old, err := filepath.Glob(filepath.Join(f.dir(), "program-*"))
-	for _, path := range old {
-		if path != except {
-			err = errors.Join(err, os.Remove(path))
+	all, err := filepath.Glob(filepath.Join(f.dir(), "program-*"))
+	for _, other := range all { // of other settings: their links go on until followDevices moves them
+		if other != path {
+			err = errors.Join(err, os.Remove(other))
 		}
 	}
 	return err
@@ -371,18 +366,17 @@ func (f *forwarder) write(touched []flowKey, full bool) (writes int, err error) 
 }
 
 func (f *forwarder) writeFlow(k flowKey, wanted bool) error {
-	flows := f.maps[mapFlows]
-	if wanted {
-		if err := flows.Put(k.bytes(), asksFor); err != nil {
-			return fmt.Errorf("add %v to the flows: %w", k.to, err)
+	if !wanted {
+		if err := deleted(f.maps[mapFlows], k.bytes()); err != nil {
+			return fmt.Errorf("remove %v from the flows: %w", k.to, err)
 		}
-		f.held[k] = true
+		delete(f.held, k)
 		return nil
 	}
-	if err := flows.Delete(k.bytes()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("remove %v from the flows: %w", k.to, err)
+	if err := f.maps[mapFlows].Put(k.bytes(), asksFor); err != nil {
+		return fmt.Errorf("add %v to the flows: %w", k.to, err)
 	}
-	delete(f.held, k)
+	f.held[k] = true
 	return nil
 }
 

@@ -80,25 +80,27 @@ func (g *goals) engine(realPeer bool) *Engine {
 type timedRules struct {
 	proxier.Engine
 
-	took time.Duration
+	took   time.Duration
+	writes int
 }
 
 func (r *timedRules) Apply(ctx context.Context, u desired.Update) (proxier.Result, error) {
 	start := time.Now()
-	defer func() { r.took = time.Since(start) }()
-	return r.Engine.Apply(ctx, u)
+	result, err := r.Engine.Apply(ctx, u)
+	r.took, r.writes = time.Since(start), result.Report.Writes
+	return result, err
 }
 
 // apply returns what the sockets and the rules took, and how many objects of sockets were written.
 func (g *goals) apply(e *Engine) (sockets, rules time.Duration, writes int) {
 	g.b.Helper()
-	timed, before := &timedRules{Engine: e.rules}, e.written()
+	timed := &timedRules{Engine: e.rules}
 	e.rules = timed
 	start := time.Now()
-	_, err := e.Apply(g.b.Context(), g.update)
+	result, err := e.Apply(g.b.Context(), g.update)
 	netnstest.Check(g.b, err)
 	e.rules = timed.Engine
-	return time.Since(start) - timed.took, timed.took, e.written() - before
+	return time.Since(start) - timed.took, timed.took, result.Report.Writes - timed.writes
 }
 
 // BenchmarkSockets measures what sockets of IPv4 cost, and the rules below them in the same run: the

@@ -3,6 +3,7 @@ package ebpf
 import (
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"math"
 	"slices"
@@ -73,7 +74,7 @@ type layer struct {
 	ids      *arena
 	blocks   *arena
 	sequence uint16
-	writes   int
+	writes   int // of this Apply
 	// waiting is what programs may still use; settling is too, and free when settled has a value.
 	waiting, settling []released
 	settled           chan error
@@ -512,4 +513,20 @@ func (l *layer) give(err error) error {
 // close ends the use of the maps by this process.
 func (l *layer) close() error {
 	return errors.Join(l.abandon(), l.kernel.close())
+}
+
+// dump prints the frontends in the maps.
+func dump(w io.Writer, k kernel) error {
+	all, err := k.frontends()
+	if err != nil {
+		return err
+	}
+	for _, at := range slices.SortedFunc(maps.Keys(all), desired.Key.Compare) {
+		to := all[at]
+		p := k.pick(to)
+		if _, err := fmt.Fprintf(w, "socket %v: service %d, %d endpoints from %d\n", at, to.service, p.count(), p.block().first); err != nil {
+			return fmt.Errorf("print the frontends of sockets: %w", err)
+		}
+	}
+	return nil
 }

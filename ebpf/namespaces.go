@@ -12,10 +12,11 @@ type Namespaces struct {
 
 	mu    sync.Mutex        // guards all below
 	names map[string]uint64 // the number of each network namespace
-	users map[*namespaceUser]bool
+	users map[cookies]bool
 }
 
-// namespaceUser is the list in the kernel of one IP family of an instance.
-type namespaceUser struct {
-	add, remove func(cookie uint64) error
+// cookies is the list in the kernel of one IP family of an instance: a map of numbers.
+type cookies interface {
+	Put(key, value any) error
+	Delete(key any) error
 }

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/serviceplane/serviceplane/internal/namespace"
@@ -28,7 +29,7 @@ func (n *Namespaces) Add(netNS string) error {
 	}
 	n.names[netNS] = cookie
 	for user := range n.users {
-		err = errors.Join(err, user.add(cookie))
+		err = errors.Join(err, user.Put(cookie, uint32(1)))
 	}
 	return err
 }
@@ -48,23 +49,50 @@ func (n *Namespaces) remove(netNS string) (err error) {
 		return nil
 	}
 	for user := range n.users {
-		err = errors.Join(err, user.remove(cookie))
+		err = errors.Join(err, deleted(user, cookie))
 	}
 	return err
 }
 
-// use calls a user for all changes from now on, and returns what is in the list now.
-func (n *Namespaces) use(user *namespaceUser, now func(cookies []uint64) error) error {
+// use makes a map what the list is, now and at all changes until leave. A nil list is empty.
+func (n *Namespaces) use(user *ebpf.Map) error {
+	if n == nil {
+		n = &Namespaces{}
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.users == nil {
-		n.users = map[*namespaceUser]bool{}
+		n.users = map[cookies]bool{}
 	}
 	n.users[user] = true
-	return now(slices.Collect(maps.Values(n.names)))
+	now := slices.Collect(maps.Values(n.names))
+	var cookie uint64
+	var value uint32
+	var stale []uint64
+	for each := user.Iterate(); each.Next(&cookie, &value); {
+		if !slices.Contains(now, cookie) {
+			stale = append(stale, cookie)
+		}
+	}
+	var errs []error
+	for _, cookie := range stale {
+		errs = append(errs, deleted(user, cookie))
+	}
+	for _, cookie := range now {
+		errs = append(errs, user.Put(cookie, uint32(1)))
+	}
+	return errors.Join(errs...)
 }
 
-func (n *Namespaces) leave(user *namespaceUser) {
+// deleted deletes a key of a map, which may be gone.
+func deleted(from interface{ Delete(key any) error }, key any) error {
+	if err := from.Delete(key); !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return err
+	}
+	return nil
+}
+
+func (n *Namespaces) leave(user *ebpf.Map) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.users, user)

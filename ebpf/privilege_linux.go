@@ -15,11 +15,8 @@ func privileged(capabilities ...int) error {
 		return fmt.Errorf("read the capabilities of the process: %w", err)
 	}
 	has := func(capability int) bool { return have[capability/32].Effective&(1<<(capability%32)) != 0 }
-	if !has(unix.CAP_NET_ADMIN) {
-		names = append(names, "CAP_NET_ADMIN")
-	}
-	for _, c := range capabilities {
-		if !has(c) && !has(unix.CAP_SYS_ADMIN) { // which includes the others
+	for _, c := range append([]int{unix.CAP_NET_ADMIN}, capabilities...) {
+		if !has(c) && (c == unix.CAP_NET_ADMIN || !has(unix.CAP_SYS_ADMIN)) { // which includes the others
 			names = append(names, capabilityNames()[c])
 		}
 	}
@@ -30,7 +27,7 @@ func privileged(capabilities ...int) error {
 }
 
 func capabilityNames() map[int]string {
-	return map[int]string{unix.CAP_BPF: "CAP_BPF", unix.CAP_PERFMON: "CAP_PERFMON", unix.CAP_SYS_ADMIN: "CAP_SYS_ADMIN"}
+	return map[int]string{unix.CAP_NET_ADMIN: "CAP_NET_ADMIN", unix.CAP_BPF: "CAP_BPF", unix.CAP_PERFMON: "CAP_PERFMON", unix.CAP_SYS_ADMIN: "CAP_SYS_ADMIN"}
 }
 
 // capability is what sockets need beside CAP_NET_ADMIN: to enter network namespaces, where UDP sockets end,

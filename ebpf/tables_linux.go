@@ -111,7 +111,7 @@ func (m *tables) close() error {
 
 func (m *tables) self() *tables { return m }
 
-// tablesOf returns the maps of a kernel that Engine.wrapped has made.
+// tablesOf returns the maps of a kernel that Engine.wrap has made.
 func tablesOf(k kernel) *tables {
 	return k.(interface{ self() *tables }).self() //nolint:forcetypeassert // see above
 }
@@ -165,7 +165,7 @@ func writeFrontends[K [8]byte | [20]byte](m *tables, frontends map[desired.Key]p
 
 func (m *tables) removeFrontends(keys []desired.Key) error {
 	for _, at := range keys {
-		if err := m.maps[mapFrontends].Delete(m.key(at)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if err := deleted(m.maps[mapFrontends], m.key(at)); err != nil {
 			return fmt.Errorf("frontend %v: %w", at, err)
 		}
 	}
@@ -281,7 +281,7 @@ func unavailable(what string, err error) error {
 		err = whyUnsupported(err)
 	}
 	switch {
-	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+	case forbidden(err):
 		return fmt.Errorf("%w: %s: %w: the process needs CAP_BPF and CAP_NET_ADMIN, and kernel lockdown must not forbid BPF", errUnavailable, what, err)
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, ebpf.ErrNotSupported):
 		return fmt.Errorf("%w: %s: %w: it needs Linux 6.1 or newer, with BPF and cgroups", errUnavailable, what, err)
@@ -289,6 +289,8 @@ func unavailable(what string, err error) error {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 }
+
+func forbidden(err error) bool { return errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) }
 
 // whyUnsupported asks the kernel again about what the library says that it does not support: the library
 // takes any refusal of a map for an unknown flag, and does not ask twice.

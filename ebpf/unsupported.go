@@ -23,6 +23,9 @@ func NewEngine(Config, v1.IPFamily, proxier.Deps) (*Engine, error) { return nil,
 // RemoveSockets returns proxier.ErrNotSupported: BPF is a part of Linux.
 func RemoveSockets(Config) error { return errNotLinux() }
 
+// ForwardCounts is zero.
+func (e *Engine) ForwardCounts() (ForwardCounts, error) { return ForwardCounts{}, errNotLinux() }
+
 // SocketCounts is zero.
 func (e *Engine) SocketCounts() (SocketCounts, error) { return SocketCounts{}, errNotLinux() }
 
