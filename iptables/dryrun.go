@@ -9,9 +9,7 @@ import (
 // plan returns the input of iptables-restore that programs an update from scratch.
 func plan(c *Config, family v1.IPFamily, update *desired.Update) string {
 	m := newModel(c, family, update.Globals)
-	for s := range update.Services() {
-		m.set(s.Name, m.planPort(s))
-	}
+	m.plan(update)
 	want := m.allChains()
 	changes := map[string]*change{}
 	for _, table := range []string{tableNAT, tableFilter} {

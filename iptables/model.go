@@ -1,8 +1,8 @@
 package iptables
 
 import (
+	"cmp"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -18,13 +18,12 @@ type model struct {
 	planner
 
 	ports map[changetracker.ServicePortName]*portPlan
-	// The trees of both tables, and how many service ports need each address and port.
+	// The trees of both tables, and how many service ports need each key of hairpins and health.
 	natVIPs, natNodePorts, hairpins     *tree
 	filterVIPs, filterNodePorts, health *tree
-	hairpinUses                         map[netip.Addr]int
-	healthUses                          map[uint16]int
+	uses                                map[desired.Key]int
 	// changed are the changed chains of service ports by name; nil was deleted.
-	changed map[string][]rule
+	changed ruleset
 }
 
 func newModel(c *Config, family v1.IPFamily, g desired.Globals) *model {
@@ -46,23 +45,27 @@ func newModel(c *Config, family v1.IPFamily, g desired.Globals) *model {
 		filterVIPs:      newTree(n.services(), n.vipTree(), bits),
 		filterNodePorts: newTree(n.nodePorts(), n.nodePortTree(), 0),
 		health:          newTree(n.health(), n.healthTree(), 0),
-		hairpinUses:     map[netip.Addr]int{},
-		healthUses:      map[uint16]int{},
-		changed:         map[string][]rule{},
+		uses:            map[desired.Key]int{},
+		changed:         ruleset{},
+	}
+}
+
+// noPlan is the plan of a service port that does not exist.
+var noPlan = &portPlan{} // read-only
+
+// plan sets the plans of the service ports of an update.
+func (m *model) plan(update *desired.Update) {
+	for s := range update.Services() {
+		m.set(s.Name, m.planPort(s))
 	}
 }
 
 // set replaces the plan of a service port; nil removes it.
 func (m *model) set(name changetracker.ServicePortName, next *portPlan) {
-	before := m.ports[name]
-	if before == nil {
-		before = &portPlan{}
-	}
-	if next == nil {
+	before := cmp.Or(m.ports[name], noPlan)
+	if m.ports[name] = next; next == nil {
 		delete(m.ports, name)
-		next = &portPlan{}
-	} else {
-		m.ports[name] = next
+		next = noPlan
 	}
 	for chain := range before.chains {
 		if next.chains[chain] == nil {
@@ -91,11 +94,10 @@ func (m *model) replaceDestinations(name changetracker.ServicePortName, before, 
 	}
 	for i := range before {
 		key := before[i].key
-		byKey := func(l destination, key desired.Key) int { return l.key.Compare(key) }
-		if _, found := slices.BinarySearchFunc(next, key, byKey); found {
+		if _, found := search(next, key); found {
 			continue
 		}
-		if owner, ok := in(key).owner(key); ok && owner == name {
+		if leaf, at, ok := in(key).find(key); ok && leaf.destinations[at].owner == name {
 			in(key).put(destination{key: key})
 		}
 	}
@@ -108,83 +110,70 @@ func (m *model) replaceDestinations(name changetracker.ServicePortName, before, 
 // check node ports.
 func (m *model) countUses(name changetracker.ServicePortName, p *portPlan, by int) {
 	for _, addr := range p.hairpin {
-		was := m.hairpinUses[addr]
-		m.hairpinUses[addr] = was + by
-		switch {
-		case was == 0:
-			m.hairpins.put(m.hairpinDestination(addr))
-		case was+by == 0:
-			delete(m.hairpinUses, addr)
-			m.hairpins.put(destination{key: desired.Key{VIP: addr}})
+		if m.countUse(m.hairpins, desired.Key{VIP: addr}, by) {
+			m.hairpins.put(hairpinDestination(addr))
 		}
 	}
-	if p.health == 0 {
-		return
+	if p.health != 0 && m.countUse(m.health, healthKey(p.health), by) {
+		m.health.put(healthDestination(p.health, name))
 	}
-	was := m.healthUses[p.health]
-	m.healthUses[p.health] = was + by
-	switch l := m.healthDestination(p.health, name); {
-	case was == 0:
-		m.health.put(l)
-	case was+by == 0:
-		delete(m.healthUses, p.health)
-		m.health.put(destination{key: l.key})
+}
+
+// countUse adds by to the uses of a key, and removes it from its tree after the last one. It
+// returns true for the first one.
+func (m *model) countUse(t *tree, key desired.Key, by int) (isFirst bool) {
+	was := m.uses[key]
+	m.uses[key] = was + by
+	if was+by == 0 {
+		delete(m.uses, key)
+		t.put(destination{key: key})
 	}
+	return was == 0
 }
 
 // changedChains returns the chains of both tables that changed since the last call; nil
 // was deleted.
 func (m *model) changedChains() map[string]ruleset {
-	nat := ruleset(m.changed)
-	m.changed = map[string][]rule{}
-	filter := ruleset{}
-	for _, t := range []*tree{m.natVIPs, m.natNodePorts, m.hairpins} {
-		m.collect(t, nat, t.takeChanged())
-	}
-	for _, t := range []*tree{m.filterVIPs, m.filterNodePorts, m.health} {
-		m.collect(t, filter, t.takeChanged())
-	}
+	nat, filter := m.changed, ruleset{}
+	m.changed = ruleset{}
+	m.collect(nat, (*tree).takeChanged, m.natVIPs, m.natNodePorts, m.hairpins)
+	m.collect(filter, (*tree).takeChanged, m.filterVIPs, m.filterNodePorts, m.health)
 	return map[string]ruleset{tableNAT: nat, tableFilter: filter}
-}
-
-func (m *model) collect(t *tree, into ruleset, nodes map[string]*node) {
-	for chain, n := range nodes {
-		if n == nil {
-			into[chain] = nil
-			continue
-		}
-		rules := t.rules(n)
-		if chain == m.names.services() {
-			rules = append(rules, m.toNodePorts()...)
-		}
-		into[chain] = notNil(rules)
-	}
 }
 
 // allChains returns the chains of both tables.
 func (m *model) allChains() map[string]ruleset {
-	m.changedChains() // forget the changes: they are included
-	gather := func(t *tree) map[string]*node {
-		nodes := map[string]*node{}
-		t.all(func(n *node) { nodes[n.chain] = n })
-		return nodes
-	}
 	if m.options.healthChecksOnly {
+		m.changedChains() // forget the changes
 		filter := ruleset{}
-		m.collect(m.health, filter, gather(m.health))
+		m.collect(filter, (*tree).takeAll, m.health)
 		return map[string]ruleset{tableNAT: {}, tableFilter: filter}
 	}
+	m.changed = ruleset{} // it is included
 	nat, filter := m.fixedNAT(), m.fixedFilter()
 	for _, p := range m.ports {
 		maps.Copy(nat, p.chains)
 	}
-	for _, t := range []*tree{m.natVIPs, m.natNodePorts, m.hairpins} {
-		m.collect(t, nat, gather(t))
-	}
-	for _, t := range []*tree{m.filterVIPs, m.filterNodePorts, m.health} {
-		m.collect(t, filter, gather(t))
-	}
+	m.collect(nat, (*tree).takeAll, m.natVIPs, m.natNodePorts, m.hairpins)
+	m.collect(filter, (*tree).takeAll, m.filterVIPs, m.filterNodePorts, m.health)
 	return map[string]ruleset{tableNAT: nat, tableFilter: filter}
+}
+
+// collect adds the chains that take returns for each tree.
+func (m *model) collect(into ruleset, take func(*tree) map[string]*node, trees ...*tree) {
+	for _, t := range trees {
+		for chain, n := range take(t) {
+			if n == nil {
+				into[chain] = nil
+				continue
+			}
+			rules := t.rules(n)
+			if chain == m.names.services() {
+				rules = append(rules, m.toNodePorts()...)
+			}
+			into[chain] = notNil(rules)
+		}
+	}
 }
 
 // owners are the service ports that a line of a script belongs to.

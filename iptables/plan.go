@@ -64,17 +64,17 @@ type portPlanner struct {
 
 	s  *desired.Service
 	id string
-	// masquerades are the rules of ClusterIPs that mark for masquerade, by scope.
+	// masquerades are the rules of ClusterIPs that mark for masquerade, by scope; nil if no
+	// frontend uses the scope.
 	masquerades [2][]rule
-	uses        [2]bool
-	hasExternal bool
 }
 
 func scopeIndex(s desired.Scope) int { return int(s - desired.ScopeCluster) }
 
 // scopeChain returns the chain that chooses an endpoint of a scope.
 func (p *portPlanner) scopeChain(s desired.Scope) string {
-	p.uses[scopeIndex(s)] = true
+	i := scopeIndex(s)
+	p.masquerades[i] = notNil(p.masquerades[i])
 	if s == desired.ScopeLocal {
 		return p.names.local(p.id)
 	}
@@ -168,10 +168,9 @@ func (p *portPlanner) sources(f *desired.Frontend) string {
 // external plans the chain for external traffic, which all kinds of frontends share.
 func (p *portPlanner) external(f *desired.Frontend) string {
 	chain := p.names.external(p.id)
-	if p.hasExternal {
+	if p.chains[chain] != nil {
 		return chain
 	}
-	p.hasExternal = true
 	var rules []rule
 	if f.ShortCircuit {
 		cluster := p.scopeChain(desired.ScopeCluster)
@@ -246,11 +245,11 @@ func (p *portPlanner) refusals(f *desired.Frontend) []rule {
 // endpoints plans the chains that choose an endpoint.
 func (p *portPlanner) endpoints() {
 	for _, scope := range []desired.Scope{desired.ScopeCluster, desired.ScopeLocal} {
-		if !p.uses[scopeIndex(scope)] {
+		rules := p.masquerades[scopeIndex(scope)]
+		if rules == nil {
 			continue
 		}
 		chain, endpoints := p.scopeChain(scope), p.s.Endpoints(scope).Slice()
-		rules := p.masquerades[scopeIndex(scope)]
 		if p.s.Affinity > 0 {
 			rules = append(rules, p.affinity(endpoints)...)
 		}
@@ -313,11 +312,8 @@ func (c *choices) weight(i int) int {
 }
 
 func (c *choices) total() (sum int) {
-	if c.weights == nil {
-		return len(c.endpoints)
-	}
-	for _, w := range c.weights {
-		sum += int(w)
+	for i := range c.endpoints {
+		sum += c.weight(i)
 	}
 	return sum
 }
@@ -363,17 +359,15 @@ func (p *portPlanner) chooseEndpoint(from choices) []rule {
 	left := from.total()
 	for i, e := range from.endpoints {
 		r := newRule()
-		inline := !p.perEndpoint && p.s.Affinity == 0
-		if inline {
-			r.protocol(p.s.Protocol)
-		}
-		r.comment("%s -> %s", p.s.Name, e).chance(from.weight(i), left)
-		left -= from.weight(i)
-		if inline {
-			rules[i] = r.target(dnat(p.s.Protocol, e))
+		var target string
+		if p.perEndpoint || p.s.Affinity > 0 {
+			target = "-j " + p.endpoint(e)
 		} else {
-			rules[i] = r.jump(p.endpoint(e))
+			r.protocol(p.s.Protocol)
+			target = dnat(p.s.Protocol, e)
 		}
+		rules[i] = r.comment("%s -> %s", p.s.Name, e).chance(from.weight(i), left).target(target)
+		left -= from.weight(i)
 	}
 	return rules
 }
@@ -382,21 +376,15 @@ func (p *portPlanner) chooseEndpoint(from choices) []rule {
 func (p *planner) hexMark() string { return fmt.Sprintf("%#x", p.mark) }
 
 // hairpinDestination masquerades the connections of an endpoint to itself.
-func (p *planner) hairpinDestination(addr netip.Addr) destination {
-	return destination{
-		key: desired.Key{VIP: addr},
-		rules: []rule{
-			newRule().fromAddr(addr).toAddr(addr).comment("an endpoint that comes back to itself").target("-j MASQUERADE --random-fully"),
-		},
-	}
+func hairpinDestination(addr netip.Addr) destination {
+	r := newRule().fromAddr(addr).toAddr(addr).comment("an endpoint that comes back to itself").target("-j MASQUERADE --random-fully")
+	return destination{key: desired.Key{VIP: addr}, rules: []rule{r}}
 }
 
+func healthKey(port uint16) desired.Key { return desired.Key{Protocol: desired.TCP, Port: port} }
+
 // healthDestination accepts packets to a health check node port.
-func (p *planner) healthDestination(port uint16, owner changetracker.ServicePortName) destination {
-	return destination{
-		key: desired.Key{Protocol: desired.TCP, Port: port}, owner: owner,
-		rules: []rule{
-			newRule().protocol(desired.TCP).comment("%s health check node port", owner.NamespacedName).port(desired.TCP, port).target("-j ACCEPT"),
-		},
-	}
+func healthDestination(port uint16, owner changetracker.ServicePortName) destination {
+	r := newRule().protocol(desired.TCP).comment("%s health check node port", owner.NamespacedName).port(desired.TCP, port).target("-j ACCEPT")
+	return destination{key: healthKey(port), owner: owner, rules: []rule{r}}
 }

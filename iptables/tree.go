@@ -58,45 +58,34 @@ func newTree(chain, prefix string, keyBits int) *tree {
 
 // put sets the rules of a key; a key without rules is removed.
 func (t *tree) put(l destination) {
-	if len(l.rules) == 0 {
+	leaf, at, found := t.find(l.key)
+	switch isRemoved := len(l.rules) == 0; {
+	case found && isRemoved:
 		t.remove(t.root, l.key)
-		return
+	case found:
+		if !slices.Equal(leaf.destinations[at].rules, l.rules) {
+			t.changed[leaf.chain] = leaf
+		}
+		leaf.destinations[at] = l
+	case !isRemoved:
+		t.insert(t.root, l)
 	}
-	t.insert(t.root, l)
 }
 
-// owner returns the service port that owns a key.
-func (t *tree) owner(key desired.Key) (owner changetracker.ServicePortName, ok bool) {
-	n := t.root
-	for n != nil && n.depth >= 0 {
-		n = n.children[t.digit(key, n.depth)]
-	}
-	if n == nil {
-		return owner, false
-	}
-	i, found := n.search(key)
-	if !found {
-		return owner, false
-	}
-	return n.destinations[i].owner, true
-}
-
-func (n *node) search(key desired.Key) (i int, found bool) {
-	return slices.BinarySearchFunc(n.destinations, key, func(l destination, key desired.Key) int { return l.key.Compare(key) })
-}
-
-// all yields all chains.
-func (t *tree) all(yield func(*node)) {
-	var walk func(*node)
-	walk = func(n *node) {
-		yield(n)
-		for _, child := range n.children {
-			if child != nil {
-				walk(child)
-			}
+// find returns the leaf of a key, and its place there.
+func (t *tree) find(key desired.Key) (leaf *node, at int, found bool) {
+	for leaf = t.root; leaf.depth >= 0; {
+		if leaf = leaf.children[t.digit(key, leaf.depth)]; leaf == nil {
+			return nil, 0, false
 		}
 	}
-	walk(t.root)
+	at, found = search(leaf.destinations, key)
+	return leaf, at, found
+}
+
+// search finds a key among destinations that are sorted.
+func search(sorted []destination, key desired.Key) (at int, found bool) {
+	return slices.BinarySearchFunc(sorted, key, func(l destination, key desired.Key) int { return l.key.Compare(key) })
 }
 
 // takeChanged returns the chains that changed since the last call; nil was deleted.
@@ -106,151 +95,107 @@ func (t *tree) takeChanged() map[string]*node {
 	return changed
 }
 
-func (t *tree) insert(n *node, l destination) (added bool) {
-	if n.depth < 0 {
-		return t.insertLeaf(n, l)
+// takeAll returns all chains, and forgets what changed.
+func (t *tree) takeAll() map[string]*node {
+	all := map[string]*node{}
+	t.root.walk(func(n *node) { all[n.chain] = n })
+	clear(t.changed)
+	return all
+}
+
+// walk calls f with a node and all below.
+func (n *node) walk(f func(*node)) {
+	f(n)
+	for _, child := range n.children {
+		if child != nil {
+			child.walk(f)
+		}
 	}
-	if t.firstDifference(l.key, n.first().key) < n.depth {
-		t.rebuild(n, append(n.gather(nil), l))
-		return true
-	}
-	digit := t.digit(l.key, n.depth)
-	child := n.children[digit]
-	if child == nil {
-		child = &node{chain: t.name(l.key, n.depth), depth: -1}
-		n.children[digit] = child
-		t.changed[n.chain] = n
-	}
-	if added = t.insert(child, l); added {
+}
+
+// insert adds a key that is not there.
+func (t *tree) insert(n *node, l destination) {
+	switch {
+	case n.depth < 0:
+		at, _ := search(n.destinations, l.key)
+		t.fill(n, slices.Insert(n.destinations, at, l))
+	case t.firstDifference(l.key, n.first().key) < n.depth:
+		t.rebuild(n, l)
+	default:
 		n.count++
+		digit := t.digit(l.key, n.depth)
+		if n.children[digit] == nil {
+			n.children[digit] = &node{chain: t.name(l.key, n.depth), depth: -1}
+			t.changed[n.chain] = n
+		}
+		t.insert(n.children[digit], l)
 	}
-	return added
 }
 
-func (t *tree) insertLeaf(n *node, l destination) (added bool) {
-	i, found := n.search(l.key)
-	if found && slices.Equal(n.destinations[i].rules, l.rules) {
-		n.destinations[i] = l
-		return false
+// remove removes a key that is there.
+func (t *tree) remove(n *node, key desired.Key) {
+	if n.depth < 0 {
+		at, _ := search(n.destinations, key)
+		t.fill(n, slices.Delete(n.destinations, at, at+1))
+		return
 	}
+	n.count--
+	child := n.children[t.digit(key, n.depth)]
+	t.remove(child, key)
+	if child.count == 0 {
+		n.children[t.digit(key, n.depth)] = nil
+		t.changed[child.chain], t.changed[n.chain] = nil, n
+	}
+	if n.count <= leafSize || n.firstChild().count == n.count { // the only child
+		t.rebuild(n)
+	}
+}
+
+// rebuild replaces everything below a node, and adds destinations.
+func (t *tree) rebuild(n *node, all ...destination) {
+	n.walk(func(below *node) {
+		all = append(all, below.destinations...)
+		t.changed[below.chain] = nil
+	})
+	slices.SortFunc(all, func(a, b destination) int { return a.key.Compare(b.key) })
+	t.fill(n, all)
+}
+
+// fill gives a node its destinations. If they are too many for a leaf, it divides them.
+func (t *tree) fill(n *node, all []destination) {
+	n.destinations, n.children, n.depth, n.count = all, [16]*node{}, -1, len(all)
 	t.changed[n.chain] = n
-	if found {
-		n.destinations[i] = l
-		return false
+	if len(all) <= leafSize {
+		return
 	}
-	n.destinations = slices.Insert(n.destinations, i, l)
-	n.count = len(n.destinations)
-	if n.count > leafSize {
-		t.split(n)
-	}
-	return true
-}
-
-// split turns a leaf that is too large into an inner node.
-func (t *tree) split(n *node) {
-	all := n.destinations
 	n.destinations, n.depth = nil, t.digits()
 	for i := range all[1:] {
 		n.depth = min(n.depth, t.firstDifference(all[0].key, all[i+1].key))
 	}
+	var parts [16][]destination
 	for _, l := range all {
 		digit := t.digit(l.key, n.depth)
-		if n.children[digit] == nil {
-			n.children[digit] = &node{chain: t.name(l.key, n.depth), depth: -1}
-		}
-		n.children[digit].destinations = append(n.children[digit].destinations, l)
+		parts[digit] = append(parts[digit], l)
 	}
-	t.changed[n.chain] = n
-	for _, child := range n.children {
-		if child == nil {
-			continue
-		}
-		child.count = len(child.destinations)
-		t.changed[child.chain] = child
-		if child.count > leafSize {
-			t.split(child)
+	for digit, part := range parts {
+		if len(part) > 0 {
+			n.children[digit] = &node{chain: t.name(part[0].key, n.depth)}
+			t.fill(n.children[digit], part)
 		}
 	}
-}
-
-func (t *tree) remove(n *node, key desired.Key) (removed bool) {
-	if n.depth < 0 {
-		i, found := n.search(key)
-		if found {
-			n.destinations = slices.Delete(n.destinations, i, i+1)
-			n.count = len(n.destinations)
-			t.changed[n.chain] = n
-		}
-		return found
-	}
-	digit := t.digit(key, n.depth)
-	child := n.children[digit]
-	if child == nil || !t.remove(child, key) {
-		return false
-	}
-	n.count--
-	if child.count == 0 {
-		n.children[digit] = nil
-		t.changed[child.chain], t.changed[n.chain] = nil, n
-	}
-	if n.count <= leafSize || n.onlyChild() {
-		t.rebuild(n, n.gather(nil))
-	}
-	return true
-}
-
-// rebuild replaces everything below a node.
-func (t *tree) rebuild(n *node, all []destination) {
-	t.drop(n)
-	slices.SortFunc(all, func(a, b destination) int { return a.key.Compare(b.key) })
-	n.destinations, n.children, n.depth, n.count = all, [16]*node{}, -1, len(all)
-	t.changed[n.chain] = n
-	if n.count > leafSize {
-		t.split(n)
-	}
-}
-
-// drop records the chains below a node as deleted.
-func (t *tree) drop(n *node) {
-	for _, child := range n.children {
-		if child != nil {
-			t.changed[child.chain] = nil
-			t.drop(child)
-		}
-	}
-}
-
-func (n *node) onlyChild() bool {
-	children := 0
-	for _, child := range n.children {
-		if child != nil {
-			children++
-		}
-	}
-	return children == 1
-}
-
-func (n *node) gather(into []destination) []destination {
-	into = append(into, n.destinations...)
-	for _, child := range n.children {
-		if child != nil {
-			into = child.gather(into)
-		}
-	}
-	return into
 }
 
 // first returns any destination below.
 func (n *node) first() *destination {
-	if n.depth < 0 {
-		return &n.destinations[0]
+	for n.depth >= 0 {
+		n = n.firstChild()
 	}
-	for _, child := range n.children {
-		if child != nil {
-			return child.first()
-		}
-	}
-	return nil
+	return &n.destinations[0]
+}
+
+// firstChild returns the child with the smallest digit.
+func (n *node) firstChild() *node {
+	return n.children[slices.IndexFunc(n.children[:], func(child *node) bool { return child != nil })]
 }
 
 func (t *tree) addrDigits() int { return t.keyBits / chainname.DigitBits }
@@ -301,14 +246,10 @@ func (t *tree) name(key desired.Key, depth int) string {
 
 // rules returns the rules of a node's chain.
 func (t *tree) rules(n *node) []rule {
-	if n.depth < 0 {
-		var all []rule
-		for i := range n.destinations {
-			all = append(all, n.destinations[i].rules...)
-		}
-		return all
-	}
 	var all []rule
+	for i := range n.destinations {
+		all = append(all, n.destinations[i].rules...)
+	}
 	for _, child := range n.children {
 		if child != nil {
 			all = append(all, t.match(child.first().key, n.depth).jump(child.chain))

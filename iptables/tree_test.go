@@ -17,7 +17,7 @@ import (
 // chainsOf returns all chains of a tree.
 func chainsOf(t *tree) ruleset {
 	all := ruleset{}
-	t.all(func(n *node) { all[n.chain] = t.rules(n) })
+	t.root.walk(func(n *node) { all[n.chain] = t.rules(n) })
 	return all
 }
 
@@ -104,8 +104,8 @@ func TestTreeAfterAnyHistory(t *testing.T) {
 					}
 				}
 				for key := range model {
-					if got, ok := grown.owner(key); !ok || got != model[key].owner {
-						t.Fatalf("owner of %v = %v, %v", key, got, ok)
+					if leaf, at, ok := grown.find(key); !ok || leaf.destinations[at].owner != model[key].owner {
+						t.Fatalf("%v: found %v in %v, or with another owner", key, ok, leaf)
 					}
 				}
 			}
@@ -143,7 +143,7 @@ func TestPacketsFindTheirLeaf(t *testing.T) {
 			}
 			n = next
 		}
-		if _, found := n.search(key); !found {
+		if _, found := search(n.destinations, key); !found {
 			t.Fatalf("%v is not in its leaf %s", key, n.chain)
 		}
 		most = max(most, walked+len(n.destinations))

@@ -25,9 +25,7 @@ func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.Ver
 	if e.family == v1.IPv6Protocol {
 		v.program = "ip6tables"
 	}
-	for s := range update.Services() {
-		v.model.set(s.Name, v.model.planPort(s))
-	}
+	v.model.plan(&update)
 	want := v.model.allChains()
 	for _, table := range []string{tableNAT, tableFilter} {
 		have, err := observe(ctx, e.kernel, table, v.model.names)
