@@ -24,7 +24,7 @@ func (e *Engine) Cleanup(ctx context.Context) error {
 		if e.config.Variant != VariantDetect && e.config.Variant != variant {
 			continue
 		}
-		t, err := findTool(ctx, e.toolConfig(variant))
+		t, err := e.toolConfig(variant).find(ctx, variant)
 		if err != nil {
 			errs = append(errs, err)
 		} else {

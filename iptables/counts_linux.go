@@ -83,7 +83,7 @@ func (t *tally) add(k counterKey, value uint64) {
 // beginTally runs before the first write: what rules have counted before is nobody's.
 func (e *Engine) beginTally(ctx context.Context) error {
 	t := e.tally
-	if t == nil || t.begun || e.guard.watcher == nil {
+	if t == nil || t.begun {
 		return nil
 	}
 	began := time.Now()
@@ -102,7 +102,7 @@ func (e *Engine) beginTally(ctx context.Context) error {
 // settleTally adds what deleted rules have counted.
 func (e *Engine) settleTally() {
 	t := e.tally
-	if t == nil || e.guard.watcher == nil {
+	if t == nil {
 		return
 	}
 	ended := e.guard.watcher.ended()

@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -10,6 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/internal/pause"
 )
 
 // ended implements watcher.
@@ -39,9 +42,12 @@ func (w *legacyWatcher) counters(ctx context.Context, last func(counterKey) uint
 	return values, nil
 }
 
-// endingWith runs a write. The rules of the chains that it writes begin to count at 0: what they
-// had is read just before.
-func (w *legacyWatcher) endingWith(chains map[chainID]bool, write func() error) error {
+// during implements watcher. The rules of the chains that the write changes begin to count at 0:
+// what they had is read just before.
+func (w *legacyWatcher) during(chains map[chainID]bool, write func() error) error {
+	if !w.counting {
+		return write()
+	}
 	values, err := w.tables.counters(func(chain string) bool { return chains[chainID{tableNAT, chain}] && w.owned(chain) })
 	if err != nil {
 		return err
@@ -105,10 +111,7 @@ const (
 
 // lock runs f while no program of the legacy variant changes tables.
 func (c toolConfig) lock(ctx context.Context, f func() error) (err error) {
-	name := c.lockFile
-	if name == "" {
-		name = defaultLockFile
-	}
+	name := cmp.Or(c.lockFile, defaultLockFile)
 	ctx, cancel := context.WithTimeout(ctx, c.lockWait)
 	defer cancel()
 	file, err := os.OpenFile(name, os.O_RDONLY|os.O_CREATE, 0o600)
@@ -116,20 +119,14 @@ func (c toolConfig) lock(ctx context.Context, f func() error) (err error) {
 		return fmt.Errorf("open the xtables lock: %w", err)
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
-	tick := time.NewTicker(lockPeriod)
-	defer tick.Stop()
 	for {
-		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
+		switch err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
+		case err == nil:
 			return f()
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+		case !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR):
 			return fmt.Errorf("take the xtables lock %s: %w", name, err)
-		}
-		select {
-		case <-ctx.Done():
+		case !pause.For(ctx, lockPeriod):
 			return fmt.Errorf("%w: %s", errLocked, name)
-		case <-tick.C:
 		}
 	}
 }

@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,12 +15,6 @@ import (
 
 	"github.com/serviceplane/serviceplane/proxier"
 )
-
-// programs are the paths of one variant's programs for one IP family.
-type programs struct {
-	restore, save string
-	version       toolVersion
-}
 
 // toolVersion is e.g. {1, 8, 9}.
 type toolVersion [3]int
@@ -36,7 +31,7 @@ var errNotInstalled = errors.New("not installed")
 
 // find returns the programs of one variant: those whose names contain it, or else those
 // with plain names, if they are of that variant.
-func (c toolConfig) find(ctx context.Context, v Variant) (programs, error) {
+func (c toolConfig) find(ctx context.Context, v Variant) (*tool, error) {
 	family := "iptables"
 	if c.family == v1.IPv6Protocol {
 		family = "ip6tables"
@@ -49,28 +44,28 @@ func (c toolConfig) find(ctx context.Context, v Variant) (programs, error) {
 	if !errors.Is(err, errNotInstalled) {
 		return found, err
 	}
-	return programs{}, &proxier.UnsupportedError{
+	return nil, &proxier.UnsupportedError{
 		Feature: family + "-" + string(v) + "-restore", Hint: "install package iptables", Err: missing,
 	}
 }
 
 // findNamed finds name, name-restore and name-save. Only the first prints its version in
 // all versions.
-func (c toolConfig) findNamed(ctx context.Context, name string, v Variant) (programs, error) {
+func (c toolConfig) findNamed(ctx context.Context, name string, v Variant) (*tool, error) {
 	main, err1 := c.lookPath(name)
 	restore, err2 := c.lookPath(name + "-restore")
 	save, err3 := c.lookPath(name + "-save")
 	if err := errors.Join(err1, err2, err3); err != nil {
-		return programs{}, fmt.Errorf("%w: %w", errNotInstalled, err)
+		return nil, fmt.Errorf("%w: %w", errNotInstalled, err)
 	}
 	version, of, err := c.programVersion(ctx, main)
 	if err != nil {
-		return programs{}, err
+		return nil, err
 	}
 	if of != v {
-		return programs{}, fmt.Errorf("%w: %s is of variant %s", errNotInstalled, main, of)
+		return nil, fmt.Errorf("%w: %s is of variant %s", errNotInstalled, main, of)
 	}
-	return programs{restore: restore, save: save, version: version}, nil
+	return &tool{config: c, variant: v, programs: programs{restore: restore, save: save, version: version}}, nil
 }
 
 func (c toolConfig) lookPath(name string) (string, error) {
@@ -115,24 +110,24 @@ func parseVersion(text string) (version toolVersion, v Variant, err error) {
 // detect chooses one of the installed variants: the one with the kubelet's hint; else the
 // one with more rules and chains; else that of the program iptables; else nft. It never guesses:
 // the rules of a wrong variant would stay beside those of the right one.
-func (c toolConfig) detect(ctx context.Context) (Variant, error) {
-	var installed []Variant
+func (c toolConfig) detect(ctx context.Context) (*tool, error) {
+	var installed []*tool
 	var missing []error
 	hints, sizes := map[Variant]int{}, map[Variant]int{}
 	for _, v := range []Variant{VariantNFT, VariantLegacy} {
-		found, err := c.find(ctx, v)
+		t, err := c.find(ctx, v)
 		if errors.Is(err, proxier.ErrNotSupported) {
 			missing = append(missing, err)
 			continue
 		}
 		if err != nil {
-			return "", err
+			return nil, err
 		}
-		installed = append(installed, v)
-		for _, table := range []string{"mangle", "nat", "filter"} {
-			text, err := c.save(ctx, found.save, v, table)
+		installed = append(installed, t)
+		for _, table := range []string{"mangle", tableNAT, tableFilter} {
+			text, err := t.save(ctx, table)
 			if err != nil && !errors.Is(err, errIncompatible) {
-				return "", err
+				return nil, err
 			}
 			hint, size := countRules(text)
 			hints[v] += hint
@@ -141,18 +136,22 @@ func (c toolConfig) detect(ctx context.Context) (Variant, error) {
 	}
 	switch len(installed) {
 	case 0:
-		return "", errors.Join(missing...)
+		return nil, errors.Join(missing...)
 	case 1:
 		return installed[0], nil
 	}
-	for _, counts := range []map[Variant]int{hints, sizes} {
-		if more := counts[VariantNFT] - counts[VariantLegacy]; more > 0 {
-			return VariantNFT, nil
-		} else if more < 0 {
-			return VariantLegacy, nil
-		}
+	nft, legacy := installed[0], installed[1]
+	switch more := cmp.Or(hints[VariantNFT]-hints[VariantLegacy], sizes[VariantNFT]-sizes[VariantLegacy]); {
+	case more > 0:
+		return nft, nil
+	case more < 0:
+		return legacy, nil
 	}
-	return c.defaultVariant(ctx)
+	v, err := c.defaultVariant(ctx)
+	if v == VariantLegacy {
+		return legacy, err
+	}
+	return nft, err
 }
 
 // countRules counts the kubelet's hints in a saved table, at most one, and the rules and

@@ -216,9 +216,9 @@ func TestAProgramThatFailsIsNotMissing(t *testing.T) {
 					if fake(t, config.dir, program, body); body == "" {
 						netnstest.Check(t, os.WriteFile(broken, []byte("#!/nowhere\n"), 0o700))
 					}
-					v, err := config.detect(t.Context())
+					found, err := config.detect(t.Context())
 					if err == nil || errors.Is(err, proxier.ErrNotSupported) || !strings.Contains(err.Error(), program) {
-						t.Errorf("%s, %s: detect = %q, %v, want an error that names it, not ErrNotSupported", family, program, v, err)
+						t.Errorf("%s, %s: detect = %+v, %v, want an error that names it, not ErrNotSupported", family, program, found, err)
 					}
 				}
 			}
@@ -264,7 +264,7 @@ func TestOldVersionIsRefused(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", version, err)
 		}
-		err = (&tool{config: c, variant: VariantLegacy, programs: found}).checkVersion()
+		err = found.checkVersion()
 		if got := errors.Is(err, proxier.ErrNotSupported); got != old {
 			t.Errorf("%s: refused: %v (%v), want %v", version, got, err, old)
 		}

@@ -77,9 +77,6 @@ func (e *Engine) toolConfig(v Variant) toolConfig {
 // deps say otherwise, it also deletes stale UDP flows and serves health check node ports.
 func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 	config = config.WithDefaults()
-	if err := config.Validate(); err != nil {
-		return nil, err
-	}
 	deps = nodedeps.Complete(config.Config, deps)
 	return lightdeps.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) { return NewEngine(config, family, deps) })
 }
@@ -103,12 +100,6 @@ func (e *Engine) wakeWatch() {
 	case e.written <- struct{}{}:
 	default:
 	}
-}
-
-// Plan is for proxier.Abilities: it returns the input of iptables-restore that
-// programs the update from scratch.
-func (e *Engine) Plan(update desired.Update) (text string, err error) {
-	return plan(&e.config, e.family, &update), nil
 }
 
 // Traits implements proxier.Engine.
@@ -137,11 +128,11 @@ func (e *Engine) connect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if w, ok := k.(watchable); ok {
-		if e.guard.watcher, err = w.watcher(e.config.chains().owns); err != nil {
-			return watchError(err)
-		}
+	w, err := k.watcher(e.config.chains().owns)
+	if err != nil {
+		return watchError(err)
 	}
+	e.guard.watcher = w
 	e.counts = e.ensureCounters(ctx, k)
 	e.kernel = &timedKernel{kernel: k, spent: &e.report.Kernel}
 	return nil

@@ -26,11 +26,6 @@ type watcher interface {
 	close() error
 }
 
-// watchable is a kernel whose tables can be watched.
-type watchable interface {
-	watcher(owned func(chain string) bool) (watcher, error)
-}
-
 // effect is the state that a write leaves, unless another program interferes.
 type effect struct {
 	transactions int
@@ -57,7 +52,7 @@ func (o *effect) allChains() map[chainID][]rule {
 // guard tracks whether the tables are still as the engine's last write left them. It is
 // guarded by Engine.mu.
 type guard struct {
-	watcher watcher // nil: the tables are not watched
+	watcher watcher // nil until the engine is connected to the kernel
 	// intact is the result of the last check; reported means that Watch has reported that the
 	// tables are not.
 	intact, reported bool
@@ -79,9 +74,6 @@ func (g *guard) close() error {
 
 // check runs before a write, and before the tables are read for one.
 func (g *guard) check(everything bool) (intact bool, err error) {
-	if g.watcher == nil {
-		return true, nil
-	}
 	d, err := g.watcher.check(everything)
 	g.record(d)
 	return g.intact, watchError(err)
@@ -90,18 +82,12 @@ func (g *guard) check(everything bool) (intact bool, err error) {
 // during runs a write.
 func (g *guard) during(chains map[chainID]bool, write func() error) error {
 	g.intact = false // until wrote has checked
-	if g.watcher == nil {
-		return write()
-	}
 	return g.watcher.during(chains, write)
 }
 
 // wrote runs after a write, also after one that had nothing to write.
 func (g *guard) wrote(o *effect) error {
 	g.reported, g.intact = false, false
-	if g.watcher == nil {
-		return nil
-	}
 	d, err := g.watcher.wrote(o)
 	g.intact = err == nil
 	g.known = g.known || g.intact

@@ -45,34 +45,6 @@ type toolConfig struct {
 // errLocked means that a program of the legacy variant did not get the lock.
 var errLocked = errors.New("another process holds the xtables lock")
 
-// errIncompatible means that a table of the nft variant has rules that iptables cannot
-// represent. iptables-nft-save prints incompatible, and succeeds.
-var errIncompatible = errors.New("the table holds rules that iptables cannot print: change them with nft")
-
-const incompatible = "is incompatible, use 'nft' tool"
-
-// save runs a save program; see tool.save.
-func (c toolConfig) save(ctx context.Context, program string, v Variant, table string) ([]byte, error) {
-	if v == VariantLegacy {
-		if exists, err := legacyTableExists(c.family, c.netNS, table); err != nil || !exists {
-			return nil, err
-		}
-	}
-	o, err := c.run(ctx, 0, nil, program, "-t", table)
-	switch {
-	case err != nil:
-		return nil, err
-	case o.err == nil && bytes.Contains(o.output[:min(len(o.output), maxStderr)], []byte(incompatible)):
-		return nil, fmt.Errorf("save table %s: %w", table, errIncompatible)
-	case o.err == nil:
-		return o.output, nil
-	}
-	if err := o.explain(); err != nil {
-		return nil, err
-	}
-	return nil, o.plain()
-}
-
 // outcome is the result of a program.
 type outcome struct {
 	program string
@@ -82,9 +54,9 @@ type outcome struct {
 	err     error // nil if it succeeded
 }
 
-// explain returns the errors that have a type or a hint, nil for others. It reads stderr,
+// explain returns the errors that have a type or a hint, or else other. It reads stderr,
 // because exit code 4 means the lock, a missing privilege, or a refused rule.
-func (o outcome) explain() error {
+func (o outcome) explain(other error) error {
 	has := func(text string) bool { return strings.Contains(o.stderr, text) }
 	switch {
 	case has("holding the xtables lock"):
@@ -96,7 +68,7 @@ func (o outcome) explain() error {
 	case has("ermission denied"), has("must be root"), has("peration not permitted"):
 		return fmt.Errorf("%w: %w: run with CAP_NET_ADMIN in the network namespace", proxier.ErrPermission, o.plain())
 	default:
-		return nil
+		return other
 	}
 }
 
@@ -169,7 +141,7 @@ func await(ctx context.Context, cmd *exec.Cmd) error {
 		defer close(killed)
 		kill()
 	})
-	err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+	err := error(unix.EINTR)
 	for errors.Is(err, unix.EINTR) {
 		err = unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
 	}

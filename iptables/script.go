@@ -5,6 +5,10 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/desired"
 )
 
 // script builds the input of iptables-restore.
@@ -66,4 +70,23 @@ func compose(nat, filter *change) *script {
 	s.add(tableNAT, &nat.first)
 	s.add(tableFilter, &filter.last)
 	return s
+}
+
+// Plan is for proxier.Abilities: it returns the input of iptables-restore that
+// programs the update from scratch.
+func (e *Engine) Plan(update desired.Update) (text string, err error) {
+	return plan(&e.config, e.family, &update), nil
+}
+
+// plan returns the input of iptables-restore that programs an update from scratch.
+func plan(c *Config, family v1.IPFamily, update *desired.Update) string {
+	m := newModel(c, family, update.Globals)
+	m.plan(update)
+	want := m.allChains()
+	changes := map[string]*change{}
+	for _, table := range []string{tableNAT, tableFilter} {
+		changes[table] = changeOf(nil, want[table], false)
+		_, changes[table].first.inserts = repairJumps(table, m.jumps(), nil)
+	}
+	return compose(changes[tableNAT], changes[tableFilter]).b.String()
 }

@@ -1,8 +1,10 @@
 package iptables
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -22,45 +24,38 @@ type tool struct {
 	programs programs
 }
 
+// programs are the paths of one variant's programs for one IP family.
+type programs struct {
+	restore, save string
+	version       toolVersion
+}
+
 // openTool finds the programs, and checks that they and the kernel support what the engine
 // needs; otherwise it returns a *proxier.UnsupportedError. Then the tables nat and filter
 // exist.
-func openTool(ctx context.Context, c toolConfig) (*tool, error) {
+func openTool(ctx context.Context, c toolConfig) (t *tool, err error) {
 	c.log = cmp.Or(c.log, zap.NewNop())
 	c.names.prefix = cmp.Or(c.names.prefix, proxier.DefaultNames().ChainPrefix)
-	v := c.variant
-	if v == VariantDetect {
-		var err error
-		if v, err = c.detect(ctx); err != nil {
-			return nil, err
-		}
+	if c.variant == VariantDetect {
+		t, err = c.detect(ctx)
+	} else {
+		t, err = c.find(ctx, c.variant)
 	}
-	found, err := c.find(ctx, v)
 	if err != nil {
 		return nil, err
 	}
-	t := &tool{config: c, variant: v, programs: found}
 	if err := t.checkVersion(); err != nil {
 		return nil, err
 	}
 	if err := t.checkFeatures(ctx); err != nil {
 		return nil, err
 	}
-	c.log.Info("found the programs", zap.String("variant", string(v)),
-		zap.String("program", found.restore), zap.Stringer("version", found.version))
+	c.log.Info("found the programs", zap.String("variant", string(t.variant)),
+		zap.String("program", t.programs.restore), zap.Stringer("version", t.programs.version))
 	return t, nil
 }
 
-// findTool is openTool without the checks, which would create tables.
-func findTool(ctx context.Context, c toolConfig) (*tool, error) {
-	found, err := c.find(ctx, c.variant)
-	if err != nil {
-		return nil, err
-	}
-	return &tool{config: c, variant: c.variant, programs: found}, nil
-}
-
-// watcher implements watchable.
+// watcher returns the watcher of the variant.
 func (t *tool) watcher(owned func(chain string) bool) (watcher, error) {
 	if t.variant == VariantLegacy {
 		return newLegacyWatcher(t.config, owned)
@@ -72,8 +67,29 @@ func (t *tool) watcher(owned func(chain string) bool) (watcher, error) {
 // exist. It creates no table: iptables-legacy-save would, so it only runs for tables that
 // the kernel lists.
 func (t *tool) save(ctx context.Context, table string) ([]byte, error) {
-	return t.config.save(ctx, t.programs.save, t.variant, table)
+	if t.variant == VariantLegacy {
+		if exists, err := legacyTableExists(t.config.family, t.config.netNS, table); err != nil || !exists {
+			return nil, err
+		}
+	}
+	o, err := t.config.run(ctx, 0, nil, t.programs.save, "-t", table)
+	if err != nil {
+		return nil, err
+	}
+	if o.err != nil {
+		return nil, o.explain(o.plain())
+	}
+	if bytes.Contains(o.output[:min(len(o.output), maxStderr)], []byte(incompatible)) {
+		return nil, fmt.Errorf("save table %s: %w", table, errIncompatible)
+	}
+	return o.output, nil
 }
+
+// errIncompatible means that a table of the nft variant has rules that iptables cannot
+// represent. iptables-nft-save prints incompatible, and succeeds.
+var errIncompatible = errors.New("the table holds rules that iptables cannot print: change them with nft")
+
+const incompatible = "is incompatible, use 'nft' tool"
 
 // restore loads the rules in input; chains that input does not name stay as they are. Each
 // table is loaded completely or not at all; tables before a failed one stay loaded. After
@@ -89,10 +105,7 @@ func (t *tool) restore(ctx context.Context, input []byte) error {
 	if err != nil || o.err == nil {
 		return err
 	}
-	if err := o.explain(); err != nil {
-		return err
-	}
-	return newRestoreError(o.stderr, o.err)
+	return o.explain(newRestoreError(o.stderr, o.err))
 }
 
 // restoreError is a refusal by the restore program.

@@ -45,11 +45,6 @@ func (e *Engine) Close() error { return nil }
 // Traits implements proxier.Engine.
 func (e *Engine) Traits(*desired.Service) desired.Traits { return desired.Traits{} }
 
-// Plan is for proxier.Abilities.
-func (e *Engine) Plan(update desired.Update) (text string, err error) {
-	return plan(&e.config, e.family, &update), nil
-}
-
 // Abilities implements proxier.Engine: it can plan.
 func (e *Engine) Abilities() proxier.Abilities { return proxier.Abilities{Plan: e.Plan} }
 

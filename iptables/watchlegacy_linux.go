@@ -61,14 +61,6 @@ func (w *legacyWatcher) check(everything bool) (*proxier.Damage, error) {
 
 func (d digests) equal(o digests) bool { return maps.EqualFunc(d, o, slices.Equal[[]uint64]) }
 
-// during implements watcher.
-func (w *legacyWatcher) during(chains map[chainID]bool, write func() error) error {
-	if w.counting {
-		return w.endingWith(chains, write)
-	}
-	return write()
-}
-
 // wrote implements watcher.
 func (w *legacyWatcher) wrote(o *effect) (*proxier.Damage, error) {
 	before, err := w.read()
