@@ -45,12 +45,13 @@ func (e *Engine) Cleanup(ctx context.Context) error {
 
 // restoreLocalnet restores route_localnet if this process or a predecessor has set it.
 func (e *Engine) restoreLocalnet(ctx context.Context, tools []kernel) error {
-	names, errs := e.config.chains(), []error{e.localnet.restore(nil)}
+	names, errs := e.config.chains(), []error{}
 	for _, t := range tools {
 		o, err := observe(ctx, t, tableFilter, names)
-		errs = append(errs, err, e.localnet.restore(o.chains[names.localnet()]))
+		e.localnet.note(o.chains[names.localnet()])
+		errs = append(errs, err)
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, e.localnet.restore())...)
 }
 
 func (e *Engine) cleanTables(ctx context.Context, k kernel) error {

@@ -36,12 +36,12 @@ type localnet struct {
 // It is called before the filter table is written, with the rules that the chain holds;
 // isUsed means that node ports are accepted on loopback addresses.
 func (l *localnet) rules(have []rule, isUsed bool) ([]rule, error) {
-	l.isOurs = l.owns(have)
+	l.note(have)
 	if have == nil && !isUsed {
 		return nil, nil
 	}
 	if !isUsed {
-		if err := l.restore(have); err != nil {
+		if err := l.restore(); err != nil {
 			return nil, err
 		}
 	}
@@ -49,7 +49,7 @@ func (l *localnet) rules(have []rule, isUsed bool) ([]rule, error) {
 	switch {
 	case err != nil:
 		return nil, err
-	case isUsed && (l.owns(have) || !all):
+	case isUsed && (l.isOurs || !all):
 		return append(localnetRules(), localnetRecord), nil
 	case isUsed || all:
 		return localnetRules(), nil
@@ -57,39 +57,27 @@ func (l *localnet) rules(have []rule, isUsed bool) ([]rule, error) {
 	return nil, nil
 }
 
-func (l *localnet) owns(have []rule) bool { return l.isOurs || slices.Contains(have, localnetRecord) }
+// note looks for the record among the rules that the chain holds.
+func (l *localnet) note(have []rule) { l.isOurs = l.isOurs || slices.Contains(have, localnetRecord) }
 
 // restore sets it back to 0 if this instance has set it.
-func (l *localnet) restore(have []rule) error {
-	if !l.owns(have) {
+func (l *localnet) restore() error {
+	if !l.isOurs {
 		return nil
 	}
 	all, err := l.read()
 	if err == nil && all {
-		err = l.write("0")
+		err = l.write("0", "kernel setting restored")
 	}
 	if err != nil {
 		return fmt.Errorf("restore kernel setting: %w", err)
-	}
-	if all {
-		l.log.Info("kernel setting restored", zap.String("setting", routeLocalnet), zap.String("to", "0"))
 	}
 	l.isOurs = false
 	return nil
 }
 
 // read reports whether it is set.
-func (l *localnet) read() (isSet bool, err error) {
-	err = namespace.Visit(l.netNS, func() error {
-		text, err := os.ReadFile(routeLocalnet)
-		if err != nil {
-			return fmt.Errorf("read kernel setting: %w", err)
-		}
-		isSet = strings.TrimSpace(string(text)) == "1"
-		return nil
-	})
-	return isSet, err
-}
+func (l *localnet) read() (bool, error) { return isSet(l.netNS, routeLocalnet) }
 
 // allow sets it. The rules that keep other hosts out must be in the table. It returns
 // false, and leaves the setting alone, if they do not include the record.
@@ -101,14 +89,34 @@ func (l *localnet) allow(have []rule) (recorded bool, err error) {
 	if !slices.Contains(have, localnetRecord) {
 		return false, nil
 	}
-	if err := l.write("1"); err != nil {
+	if err := l.write("1", "kernel setting changed"); err != nil {
 		return true, fmt.Errorf("change kernel setting: %w", err)
 	}
-	l.log.Info("kernel setting changed", zap.String("setting", routeLocalnet), zap.String("to", "1"))
 	l.isOurs = true
 	return true, nil
 }
 
-func (l *localnet) write(value string) error {
-	return namespace.Visit(l.netNS, func() error { return os.WriteFile(routeLocalnet, []byte(value), 0o600) })
+func (l *localnet) write(value, message string) error {
+	err := namespace.Visit(l.netNS, func() error { return os.WriteFile(routeLocalnet, []byte(value), 0o600) })
+	if err == nil {
+		l.log.Info(message, zap.String("setting", routeLocalnet), zap.String("to", value))
+	}
+	return err
+}
+
+// tcpBeLiberal makes connection tracking accept TCP packets that are out of the window
+// (Documentation/networking/nf_conntrack-sysctl.rst).
+const tcpBeLiberal = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal"
+
+// isSet reports whether a kernel setting of a network namespace is 1.
+func isSet(netNS, setting string) (isSet bool, err error) {
+	err = namespace.Visit(netNS, func() error {
+		text, err := os.ReadFile(setting)
+		if err != nil {
+			return fmt.Errorf("read kernel setting: %w", err)
+		}
+		isSet = strings.TrimSpace(string(text)) == "1"
+		return nil
+	})
+	return isSet, err
 }

@@ -46,7 +46,8 @@ func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.Ver
 func (e *Engine) newModel(globals desired.Globals) *model {
 	m := newModel(&e.config, e.family, globals)
 	m.options.counts = e.counts
-	m.options.keepInvalid = e.config.KeepInvalid || isTCPLiberal(e.config.NetNS)
+	liberal, _ := isSet(e.config.NetNS, tcpBeLiberal) // false if it cannot be read
+	m.options.keepInvalid = e.config.KeepInvalid || liberal
 	return m
 }
 
