@@ -102,7 +102,7 @@ func (e *Engine) compose(ctx context.Context, everything bool) (s *script, want 
 func (e *Engine) composeFull(ctx context.Context) (s *script, want map[string]ruleset, err error) {
 	want = e.model.allChains()
 	changes, left := map[string]*change{}, e.have
-	e.have, e.rules, e.jumps = map[string]ruleset{}, map[string]int{}, map[chainID][]rule{}
+	e.have, e.rules, e.jumps = map[string]ruleset{}, map[string]int{}, map[string]ruleset{}
 	for _, table := range []string{tableNAT, tableFilter} {
 		o, err := observe(ctx, e.kernel, table, e.model.names)
 		if err != nil {
@@ -122,8 +122,7 @@ func (e *Engine) composeFull(ctx context.Context) (s *script, want map[string]ru
 		}
 		o.discard(want[table])
 		c := changeOf(o.chains, want[table], table == tableFilter)
-		c.first.deletes, c.first.inserts = repairJumps(table, e.model.jumps(), o.jumps)
-		o.jumpsAfter(table, &c.first, e.jumps)
+		c.first.deletes, c.first.inserts, e.jumps[table] = repairJumps(e.model.jumps()[table], o.jumps)
 		changes[table] = c
 	}
 	return compose(changes[tableNAT], changes[tableFilter]), want, nil
@@ -174,7 +173,7 @@ func (e *Engine) effectOf(s *script, isFull bool) *effect {
 	written := map[chainID][]rule{}
 	for id := range s.chains {
 		written[id] = e.have[id.table][id.chain]
-		if jumps, ok := e.jumps[id]; ok {
+		if jumps, ok := e.jumps[id.table][id.chain]; ok {
 			written[id] = jumps
 		}
 	}

@@ -85,14 +85,14 @@ func (e *Engine) keepLocalnet(o *observed, chain string) error {
 	e.log.Warn("kept the rule that drops packets from other hosts to 127.0.0.0/8: another program has set route_localnet for all interfaces; if none needs it, set it to 0 and clean up again",
 		zap.String("setting", routeLocalnet), zap.String("chain", chain))
 	delete(o.chains, chain)
-	o.jumps = slices.DeleteFunc(o.jumps, func(j foreignJump) bool { return j.to == chain })
+	o.jumps = slices.DeleteFunc(o.jumps, func(j jump) bool { return j.to == chain })
 	return nil
 }
 
 // removal deletes all chains of the instance, or flushes those that are in use.
 func removal(o observed) *tablePart {
 	p := &tablePart{chains: ruleset{}}
-	p.deletes, _ = repairJumps("", nil, o.jumps)
+	p.deletes, _, _ = repairJumps(nil, o.jumps)
 	referenced := o.referenced()
 	for chain := range o.chains {
 		if referenced[chain] {

@@ -1,9 +1,6 @@
 package iptables
 
-import (
-	"slices"
-	"strings"
-)
+import "slices"
 
 // tablePart is the part of a script about one table.
 type tablePart struct {
@@ -47,45 +44,47 @@ func changeOf(have, want ruleset, keep bool) *change {
 	return c
 }
 
-// without returns the rules that are not among others.
+// without returns rules without others, one for one.
 func without(rules, others []rule) []rule {
 	if len(rules) == 0 {
 		return nil
 	}
-	excluded := make(map[rule]bool, len(others))
+	left := make(map[rule]int, len(others))
 	for _, r := range others {
-		excluded[r] = true
+		left[r]++
 	}
-	return slices.DeleteFunc(slices.Clone(rules), func(r rule) bool { return excluded[r] })
+	return slices.DeleteFunc(slices.Clone(rules), func(r rule) bool {
+		left[r]--
+		return left[r] >= 0
+	})
 }
 
-// repairJumps returns the commands that repair the jumps of a table. Missing jumps are
-// inserted first in their chains. Jumps from built-in chains to chains of the instance
-// that are duplicate, different or obsolete are deleted.
-func repairJumps(table string, want []jump, have []foreignJump) (deletes, inserts []string) {
-	isWanted := func(h foreignJump) bool {
-		return slices.ContainsFunc(want, func(w jump) bool { return w.table == table && w.matches(h) })
-	}
+// repairJumps returns the commands that repair the jumps of a table, and the jumps that built-in
+// chains have then. Missing jumps are inserted first in their chains. Jumps from built-in chains to
+// chains of the instance that are duplicate, different or obsolete are deleted.
+func repairJumps(want, have []jump) (deletes, inserts []string, after ruleset) {
+	after = ruleset{}
 	for i, h := range have {
-		if !slices.Contains(builtInChains, h.chain) {
-			continue
-		}
-		isDuplicate := slices.ContainsFunc(have[:i], func(o foreignJump) bool { return o.chain == h.chain && o.rule == h.rule })
-		if !isWanted(h) || isDuplicate {
+		switch {
+		case !slices.Contains(builtInChains, h.chain):
+		case slices.ContainsFunc(want, h.matches) && !slices.Contains(have[i+1:], h): // -D deletes the first
+			after[h.chain] = append(after[h.chain], h.rule)
+		default:
 			deletes = append(deletes, "-D "+h.chain+" "+string(h.rule))
 		}
 	}
 	for _, w := range want {
-		if w.table == table && !slices.ContainsFunc(have, w.matches) {
+		if !slices.ContainsFunc(have, w.matches) {
 			inserts = append(inserts, "-I "+w.chain+" 1 "+string(w.rule))
+			after[w.chain] = slices.Insert(after[w.chain], 0, w.rule)
 		}
 	}
-	return deletes, inserts
+	return deletes, inserts, after
 }
 
 // matches ignores the comment, which differs between versions and from kube-proxy's.
-func (j jump) matches(h foreignJump) bool {
-	return j.chain == h.chain && j.to == h.to && j.rule.withoutComment() == h.rule.withoutComment()
+func (j jump) matches(o jump) bool {
+	return j.chain == o.chain && j.to == o.to && j.rule.withoutComment() == o.rule.withoutComment()
 }
 
 // discard adds the chains to want that must be deleted, or flushed if another program
@@ -100,23 +99,5 @@ func (o *observed) discard(want ruleset) {
 		if referenced[chain] {
 			want[chain] = []rule{}
 		}
-	}
-}
-
-// jumpsAfter adds the jumps from built-in chains that exist after a write.
-func (o *observed) jumpsAfter(table string, write *tablePart, into map[chainID][]rule) {
-	gone := slices.Clone(write.deletes)
-	for _, j := range o.jumps {
-		id := chainID{table, j.chain}
-		if i := slices.Index(gone, "-D "+j.chain+" "+string(j.rule)); i >= 0 {
-			gone = slices.Delete(gone, i, i+1)
-		} else if slices.Contains(builtInChains, j.chain) {
-			into[id] = append(into[id], j.rule)
-		}
-	}
-	for _, command := range write.inserts {
-		fields := strings.SplitN(command, " ", 4) // -I chain 1 rule
-		id := chainID{table, fields[1]}
-		into[id] = slices.Insert(into[id], 0, rule(fields[3]))
 	}
 }

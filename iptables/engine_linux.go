@@ -30,7 +30,7 @@ type Engine struct {
 	kernel kernel     // nil until it is needed
 	model  *model
 	have   map[string]ruleset // the instance's chains in the kernel, if trusted
-	jumps  map[chainID][]rule // from built-in chains to those, likewise
+	jumps  map[string]ruleset // from built-in chains to those, likewise
 	rules  map[string]int     // the number of the instance's rules by table
 	// trusted means that have, jumps and rules are what the kernel holds.
 	trusted bool

@@ -7,41 +7,41 @@ import (
 	"github.com/serviceplane/serviceplane/internal/chainname"
 )
 
-// jumps returns the rules of built-in chains in the order of insertion: the last one
-// comes first in its chain.
-func (p *planner) jumps() []jump {
+// jumps returns the rules of the built-in chains of each table in the order of insertion: the last
+// one comes first in its chain.
+func (p *planner) jumps() map[string][]jump {
 	n := p.names
-	letIn := jump{tableFilter, "INPUT", n.health(), newRule().comment("kubernetes health check service ports").jump(n.health())}
+	to := func(hook, chain string, r *ruleText, comment string) jump {
+		return jump{hook, chain, r.comment("%s", comment).jump(chain)}
+	}
+	letIn := to("INPUT", n.health(), newRule(), "kubernetes health check service ports")
 	if p.options.healthChecksOnly {
-		return []jump{letIn}
+		return map[string][]jump{tableFilter: {letIn}}
 	}
 	arriving, leaving := n.services(), n.services()
 	if p.portalChains() {
 		arriving, leaving = n.portalsContainer(), n.portalsHost()
 	}
-	all := []jump{
-		{tableNAT, "PREROUTING", arriving, newRule().comment("kubernetes service portals").jump(arriving)},
-		{tableNAT, "OUTPUT", leaving, newRule().comment("kubernetes service portals").jump(leaving)},
-		{tableNAT, "POSTROUTING", n.postrouting(), newRule().comment("kubernetes postrouting rules").jump(n.postrouting())},
-		{tableFilter, "FORWARD", n.forward(), newRule().comment("kubernetes forwarding rules").jump(n.forward())},
+	nat := []jump{
+		to("PREROUTING", arriving, newRule(), "kubernetes service portals"),
+		to("OUTPUT", leaving, newRule(), "kubernetes service portals"),
+		to("POSTROUTING", n.postrouting(), newRule(), "kubernetes postrouting rules"),
 	}
-	isNew := func(comment, chain string) rule {
+	filter := []jump{to("FORWARD", n.forward(), newRule(), "kubernetes forwarding rules")}
+	for _, hook := range []string{"INPUT", "FORWARD", "OUTPUT"} {
 		r := newRule().add("-m conntrack --ctstate NEW")
 		if p.options.portals { // direct connections to the sockets' addresses are refused
-			r = r.add("-m conntrack ! --ctstate DNAT")
+			r.add("-m conntrack ! --ctstate DNAT")
 		}
-		return r.comment("%s", comment).jump(chain)
+		filter = append(filter, to(hook, n.services(), r, "kubernetes service portals"))
 	}
-	for _, hook := range []string{"INPUT", "FORWARD", "OUTPUT"} {
-		all = append(all, jump{tableFilter, hook, n.services(), isNew("kubernetes service portals", n.services())})
-	}
-	all = append(all, letIn)
+	filter = append(filter, letIn)
 	if p.localhost() || p.keepsLocalnet {
 		for _, hook := range []string{"FORWARD", "INPUT"} {
-			all = append(all, jump{tableFilter, hook, n.localnet(), newRule().comment("block incoming localnet connections").jump(n.localnet())})
+			filter = append(filter, to(hook, n.localnet(), newRule(), "block incoming localnet connections"))
 		}
 	}
-	return all
+	return map[string][]jump{tableNAT: nat, tableFilter: filter}
 }
 
 // portalChains reports whether packets pass the chains of kube-proxy's userspace mode.

@@ -308,7 +308,7 @@ func checkRoundTrip(t *testing.T, programs tool, c *goldenCase) {
 			t.Fatalf("parse %s: %v", table, err)
 		}
 		want := goldenTable(t, string(input), table, chainNames{c.config.Names.ChainPrefix})
-		if diff := cmp.Diff(want, got, cmp.AllowUnexported(observed{}, foreignJump{})); diff != "" {
+		if diff := cmp.Diff(want, got, cmp.AllowUnexported(observed{}, jump{})); diff != "" {
 			t.Errorf("table %s (-written +read back):\n%s", table, diff)
 		}
 	}
@@ -327,11 +327,11 @@ func goldenTable(t *testing.T, text, table string, names chainNames) observed {
 	if err != nil {
 		t.Fatalf("parse: %v", err)
 	}
-	byChain := map[string][]foreignJump{}
+	byChain := map[string][]jump{}
 	for line := range strings.Lines(part) {
 		if rest, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "-I "); ok {
 			chain, r, _ := strings.Cut(rest, " 1 ")
-			byChain[chain] = append(byChain[chain], foreignJump{chain, rule(r).jumpsTo(), rule(r)})
+			byChain[chain] = append(byChain[chain], jump{chain, rule(r).jumpsTo(), rule(r)})
 		}
 	}
 	for _, hook := range []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"} {

@@ -3,7 +3,6 @@ package iptables
 import (
 	"context"
 	"fmt"
-	"maps"
 
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -33,17 +32,18 @@ type effect struct {
 	// chain, those that jump to the instance's chains.
 	written map[chainID][]rule
 	// have and jumps are the whole state; isFull is true if it has just been read.
-	have   map[string]ruleset
-	jumps  map[chainID][]rule
-	isFull bool
+	have, jumps map[string]ruleset
+	isFull      bool
 }
 
 // allChains returns the rules of all chains.
 func (o *effect) allChains() map[chainID][]rule {
-	all := maps.Clone(o.jumps)
-	for table, chains := range o.have {
-		for chain, rules := range chains {
-			all[chainID{table, chain}] = rules
+	all := map[chainID][]rule{}
+	for _, tables := range []map[string]ruleset{o.have, o.jumps} {
+		for table, chains := range tables {
+			for chain, rules := range chains {
+				all[chainID{table, chain}] = rules
+			}
 		}
 	}
 	return all

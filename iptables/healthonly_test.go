@@ -34,8 +34,8 @@ func TestHealthChecksOnly(t *testing.T) {
 		if len(all[tableNAT]) != 0 || rules == 0 {
 			t.Errorf("%d chains of nat and %d rules, want none and some", len(all[tableNAT]), rules)
 		}
-		jumps := m.jumps()
-		if len(jumps) != 1 || jumps[0].chain != "INPUT" || !slices.Contains([]string{"SPL-IPVS-HEALTH", "KUBE-IPVS-HEALTH"}, jumps[0].to) {
+		jumps := m.jumps()[tableFilter]
+		if len(m.jumps()) != 1 || len(jumps) != 1 || jumps[0].chain != "INPUT" || !slices.Contains([]string{"SPL-IPVS-HEALTH", "KUBE-IPVS-HEALTH"}, jumps[0].to) {
 			t.Errorf("jumps %+v, want one from INPUT", jumps)
 		}
 		for _, chain := range []string{whole.chains().services(), whole.chains().health(), whole.chains().nodePorts()} {

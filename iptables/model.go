@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"maps"
 	"slices"
-	"strings"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -176,20 +175,24 @@ func (m *model) collect(into ruleset, take func(*tree) map[string]*node, trees .
 	}
 }
 
-// owners are the service ports that a line of a script belongs to.
-func (m *model) owners(line string) []changetracker.ServicePortName {
-	command, rest, _ := strings.Cut(line, " ")
-	chain, text, _ := strings.Cut(rest, " ")
-	if command != "-A" {
-		chain, _, _ = strings.Cut(strings.TrimPrefix(line, ":"), " ")
-		text = ""
-	}
-	has := func(d destination) bool { return text != "" && slices.Contains(d.rules, rule(text)) }
-	var names []changetracker.ServicePortName
+// owners returns a function that finds the service port of a chain, or of a rule in a chain that
+// all share; it returns the zero name for others.
+func (m *model) owners() func(chain string, r rule) changetracker.ServicePortName {
+	byChain, byRule := map[string]changetracker.ServicePortName{}, map[rule]changetracker.ServicePortName{}
 	for name, p := range m.ports {
-		if _, ok := p.chains[chain]; ok || slices.ContainsFunc(p.nat, has) || slices.ContainsFunc(p.filter, has) {
-			names = append(names, name)
+		for chain := range p.chains {
+			byChain[chain] = name
+		}
+		for _, d := range slices.Concat(p.nat, p.filter) {
+			for _, r := range d.rules {
+				byRule[r] = name
+			}
 		}
 	}
-	return names
+	return func(chain string, r rule) changetracker.ServicePortName {
+		if name, ok := byChain[chain]; ok {
+			return name
+		}
+		return byRule[r]
+	}
 }

@@ -18,7 +18,7 @@ import (
 type observed struct {
 	chains ruleset // of the instance
 	// jumps are the rules of all other chains that jump to chains of the instance.
-	jumps []foreignJump
+	jumps []jump
 }
 
 // parse reads the output of iptables-save for one table. It ignores the counters of
@@ -57,7 +57,7 @@ func (o *observed) rule(chain string, r rule, owns func(string) bool) {
 		return
 	}
 	if to := r.jumpsTo(); owns(to) {
-		o.jumps = append(o.jumps, foreignJump{chain, to, r})
+		o.jumps = append(o.jumps, jump{chain, to, r})
 	}
 }
 

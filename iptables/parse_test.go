@@ -38,7 +38,7 @@ func TestParse(t *testing.T) {
 		},
 		"a jump of a foreign chain to ours": {
 			":OUTPUT ACCEPT [0:0]\n-A OUTPUT -j LOG\n-A OUTPUT -m comment --comment \"to us\" -j SPL-SERVICES\n",
-			observed{chains: ruleset{}, jumps: []foreignJump{{"OUTPUT", "SPL-SERVICES", `-m comment --comment "to us" -j SPL-SERVICES`}}},
+			observed{chains: ruleset{}, jumps: []jump{{"OUTPUT", "SPL-SERVICES", `-m comment --comment "to us" -j SPL-SERVICES`}}},
 		},
 		"a jump in a comment or a prefix only": {
 			"-A OUTPUT -m comment --comment \"not -j SPL-SVC-AAAAAAAAAAAAAAAA any more\"\n" +
@@ -50,7 +50,7 @@ func TestParse(t *testing.T) {
 			if err != nil {
 				t.Fatalf("parse: %v", err)
 			}
-			if diff := cmp.Diff(c.want, got, cmp.AllowUnexported(observed{}, foreignJump{})); diff != "" {
+			if diff := cmp.Diff(c.want, got, cmp.AllowUnexported(observed{}, jump{})); diff != "" {
 				t.Errorf("parsed (-want +got):\n%s", diff)
 			}
 		})
@@ -111,15 +111,14 @@ func TestRuleWithoutComment(t *testing.T) {
 
 func TestRepairJumps(t *testing.T) {
 	want := []jump{
-		{tableNAT, "OUTPUT", "SPL-SERVICES", `-m comment --comment "ours" -j SPL-SERVICES`},
-		{tableNAT, "POSTROUTING", "SPL-POSTROUTING", "-j SPL-POSTROUTING"},
-		{tableFilter, "OUTPUT", "SPL-SERVICES", "-j SPL-SERVICES"},
+		{"OUTPUT", "SPL-SERVICES", `-m comment --comment "ours" -j SPL-SERVICES`},
+		{"POSTROUTING", "SPL-POSTROUTING", "-j SPL-POSTROUTING"},
 	}
-	there := []foreignJump{
+	there := []jump{
 		{"OUTPUT", "SPL-SERVICES", "-j SPL-SERVICES"}, {"POSTROUTING", "SPL-POSTROUTING", "-j SPL-POSTROUTING"},
 	}
 	for name, c := range map[string]struct {
-		have             []foreignJump
+		have             []jump
 		deletes, inserts []string
 	}{
 		"all are missing": {nil, nil, []string{
@@ -128,16 +127,21 @@ func TestRepairJumps(t *testing.T) {
 		"all exist, one with another comment": {there, nil, nil},
 		"one is duplicate":                    {append(there[:2:2], there[1]), []string{"-D POSTROUTING -j SPL-POSTROUTING"}, nil},
 		"one to a chain of another version": {
-			append(there[:2:2], foreignJump{"OUTPUT", "SPL-OLD", "-p tcp -j SPL-OLD"}), []string{"-D OUTPUT -p tcp -j SPL-OLD"}, nil,
+			append(there[:2:2], jump{"OUTPUT", "SPL-OLD", "-p tcp -j SPL-OLD"}), []string{"-D OUTPUT -p tcp -j SPL-OLD"}, nil,
 		},
 		"one matches fewer packets": {
-			[]foreignJump{{"OUTPUT", "SPL-SERVICES", "-p tcp -j SPL-SERVICES"}, there[1]},
+			[]jump{{"OUTPUT", "SPL-SERVICES", "-p tcp -j SPL-SERVICES"}, there[1]},
 			[]string{"-D OUTPUT -p tcp -j SPL-SERVICES"},
 			[]string{`-I OUTPUT 1 -m comment --comment "ours" -j SPL-SERVICES`},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			deletes, inserts := repairJumps(tableNAT, want, c.have)
+			deletes, inserts, after := repairJumps(want, c.have)
+			for _, w := range want {
+				if len(after[w.chain]) != 1 {
+					t.Errorf("%s has jumps %q then, want one", w.chain, after[w.chain])
+				}
+			}
 			if !slices.Equal(deletes, c.deletes) || !slices.Equal(inserts, c.inserts) {
 				t.Errorf("deletes %q, inserts %q, want %q and %q", deletes, inserts, c.deletes, c.inserts)
 			}
@@ -160,8 +164,8 @@ func FuzzParse(f *testing.F) {
 		if err != nil || strings.Contains(text, "\r") { // no program prints these
 			return
 		}
-		deletes, _ := repairJumps(tableNAT, nil, first.jumps)
-		ours := slices.DeleteFunc(slices.Clone(first.jumps), func(j foreignJump) bool { return !slices.Contains(builtInChains, j.chain) })
+		deletes, _, _ := repairJumps(nil, first.jumps)
+		ours := slices.DeleteFunc(slices.Clone(first.jumps), func(j jump) bool { return !slices.Contains(builtInChains, j.chain) })
 		if len(deletes) != len(ours) {
 			t.Fatalf("%d jumps are deleted, want the %d of the kernel's chains", len(deletes), len(ours))
 		}
@@ -520,10 +524,8 @@ func allReachable(t *testing.T, kernel tables, m *model) {
 				visit(r.jumpsTo())
 			}
 		}
-		for _, j := range m.jumps() {
-			if j.table == table {
-				visit(j.to)
-			}
+		for _, j := range m.jumps()[table] {
+			visit(j.to)
 		}
 		for chain := range chains {
 			// These exist even if no Service needs them.

@@ -39,18 +39,19 @@ func (e *Engine) refuseNamed(err error, input string) (found bool) {
 	if !ok {
 		return false
 	}
-	lines := strings.Split(input, "\n")
+	lines, owner := strings.Split(input, "\n"), e.model.owners()
 	for _, number := range failed.Lines {
 		if number < 1 || number > len(lines) {
 			continue
 		}
-		for _, name := range e.model.owners(lines[number-1]) {
-			if _, ok := e.updated[name]; !ok {
-				continue // accepted by an earlier sync
-			}
-			e.refuse(name, fmt.Errorf("%w: in %q", err, lines[number-1]))
-			found = true
+		line := lines[number-1]
+		chain, text, _ := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(line, ":"), "-A "), " ")
+		name := owner(chain, rule(text))
+		if _, ok := e.updated[name]; !ok {
+			continue // accepted by an earlier sync, or refused already
 		}
+		e.refuse(name, fmt.Errorf("%w: in %q", err, line))
+		found = true
 	}
 	return found
 }
@@ -100,4 +101,5 @@ func (e *Engine) admit(ctx context.Context, names []changetracker.ServicePortNam
 func (e *Engine) refuse(name changetracker.ServicePortName, err error) {
 	e.refused = append(e.refused, &proxier.ServiceError{Name: name, Err: err})
 	e.model.set(name, e.updated[name].before)
+	delete(e.updated, name)
 }

@@ -31,15 +31,8 @@ func notNil(rules []rule) []rule {
 // chainID names a chain of a table.
 type chainID struct{ table, chain string }
 
-// jump is a rule that an instance has in a built-in chain.
+// jump is a rule of another chain that jumps to a chain of the instance.
 type jump struct {
-	table, chain string
-	to           string // a chain of the instance
-	rule         rule
-}
-
-// foreignJump is a rule of another chain that jumps to a chain of the instance.
-type foreignJump struct {
 	chain, to string
 	rule      rule
 }

@@ -83,10 +83,8 @@ func plan(c *Config, family v1.IPFamily, update *desired.Update) string {
 	m := newModel(c, family, update.Globals)
 	m.plan(update)
 	want := m.allChains()
-	changes := map[string]*change{}
-	for _, table := range []string{tableNAT, tableFilter} {
-		changes[table] = changeOf(nil, want[table], false)
-		_, changes[table].first.inserts = repairJumps(table, m.jumps(), nil)
-	}
-	return compose(changes[tableNAT], changes[tableFilter]).b.String()
+	nat, filter := changeOf(nil, want[tableNAT], false), changeOf(nil, want[tableFilter], false)
+	_, nat.first.inserts, _ = repairJumps(m.jumps()[tableNAT], nil)
+	_, filter.first.inserts, _ = repairJumps(m.jumps()[tableFilter], nil)
+	return compose(nat, filter).b.String()
 }

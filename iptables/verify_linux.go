@@ -54,10 +54,8 @@ func (e *Engine) newModel(globals desired.Globals) *model {
 // verification compares tables with a model.
 type verification struct {
 	model   *model
-	program string // "iptables" or "ip6tables"
-	// byChain and byRule are the service ports of their chains and rules; built when needed.
-	byChain map[string]changetracker.ServicePortName
-	byRule  map[rule]changetracker.ServicePortName
+	program string                                                   // "iptables" or "ip6tables"
+	owner   func(chain string, r rule) changetracker.ServicePortName // see model.owners; nil until needed
 	report  proxier.Verification
 }
 
@@ -99,9 +97,9 @@ func (v *verification) table(table string, want ruleset, have *observed) {
 			v.differs("chain "+chain+where, proxier.DifferenceUnexpected, chain, "")
 		}
 	}
-	jumps := v.model.jumps()
+	jumps := v.model.jumps()[table]
 	v.report.Checked += len(jumps)
-	deletes, inserts := repairJumps(table, jumps, have.jumps)
+	deletes, inserts, _ := repairJumps(jumps, have.jumps)
 	for _, command := range deletes {
 		v.differs("rule -A "+strings.TrimPrefix(command, "-D ")+where, proxier.DifferenceUnexpected, "", "")
 	}
@@ -117,7 +115,7 @@ func (v *verification) rules(chain, where string, want, have []rule) {
 	if slices.Equal(want, have) {
 		return
 	}
-	missing, unexpected := lessEach(want, have), lessEach(have, want)
+	missing, unexpected := without(want, have), without(have, want)
 	for _, r := range missing {
 		v.differs("rule -A "+chain+" "+string(r)+where, proxier.DifferenceMissing, chain, r)
 	}
@@ -127,56 +125,27 @@ func (v *verification) rules(chain, where string, want, have []rule) {
 	if len(missing)+len(unexpected) == 0 {
 		v.report.Differences = append(v.report.Differences, proxier.Difference{
 			Object: "order of the rules of chain " + chain + where, Problem: proxier.DifferenceChanged,
-			Want: joinRules(want), Have: joinRules(have), Service: v.owner(chain, ""),
+			Want: joinRules(want), Have: joinRules(have), Service: v.ownerOf(chain, ""),
 		})
 	}
 }
 
 func joinRules(rules []rule) string {
-	var b strings.Builder
+	texts := make([]string, len(rules))
 	for i, r := range rules {
-		if i > 0 {
-			b.WriteString("; ")
-		}
-		b.WriteString(string(r))
+		texts[i] = string(r)
 	}
-	return b.String()
-}
-
-// lessEach returns rules without others, one for one.
-func lessEach(rules, others []rule) []rule {
-	left := make(map[rule]int, len(others))
-	for _, r := range others {
-		left[r]++
-	}
-	return slices.DeleteFunc(slices.Clone(rules), func(r rule) bool {
-		left[r]--
-		return left[r] >= 0
-	})
+	return strings.Join(texts, "; ")
 }
 
 // differs adds a difference of an object whose name is its whole content.
 func (v *verification) differs(object, problem, chain string, r rule) {
-	v.report.Differences = append(v.report.Differences, proxier.Difference{Object: object, Problem: problem, Service: v.owner(chain, r)})
+	v.report.Differences = append(v.report.Differences, proxier.Difference{Object: object, Problem: problem, Service: v.ownerOf(chain, r)})
 }
 
-// owner is the service port of a chain, or of a rule in a chain that all share.
-func (v *verification) owner(chain string, r rule) changetracker.ServicePortName {
-	if v.byChain == nil {
-		v.byChain, v.byRule = map[string]changetracker.ServicePortName{}, map[rule]changetracker.ServicePortName{}
-		for name, p := range v.model.ports {
-			for c := range p.chains {
-				v.byChain[c] = name
-			}
-			for _, d := range slices.Concat(p.nat, p.filter) {
-				for _, r := range d.rules {
-					v.byRule[r] = name
-				}
-			}
-		}
+func (v *verification) ownerOf(chain string, r rule) changetracker.ServicePortName {
+	if v.owner == nil {
+		v.owner = v.model.owners()
 	}
-	if name, ok := v.byChain[chain]; ok {
-		return name
-	}
-	return v.byRule[r]
+	return v.owner(chain, r)
 }

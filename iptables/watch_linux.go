@@ -2,7 +2,11 @@ package iptables
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"time"
+
+	"go.uber.org/zap"
 
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -47,4 +51,52 @@ func (e *Engine) checkTables(ctx context.Context) (*proxier.Damage, error) {
 		_, err = e.confirm(ctx)
 	}
 	return e.guard.report(), err
+}
+
+// confirmation is what a watcher cannot know by itself. The kernel gives no text of the
+// entries of the legacy variant, so nobody knows the hash of a new rule: what another program
+// makes of it, before the entries are read after its first write, looks like the rule itself.
+type confirmation struct {
+	needed bool // there are new rules since the last one
+	at     time.Time
+	took   time.Duration
+}
+
+// isDue is false for so long that confirmations take at most one part in readShare of the
+// time.
+func (c *confirmation) isDue() bool { return c.needed && time.Since(c.at) > readShare*c.took }
+
+// confirm compares the text of the tables with what the engine has written. It returns false
+// if another program has changed them. Without an answer the next call tries again.
+func (e *Engine) confirm(ctx context.Context) (intact bool, err error) {
+	w, ok := e.guard.watcher.(*legacyWatcher)
+	if !ok || !w.confirmation.isDue() {
+		return true, nil
+	}
+	if intact, err := e.guard.check(true); err != nil || !intact {
+		return intact, err
+	}
+	began := time.Now()
+	for _, table := range []string{tableNAT, tableFilter} {
+		have, err := observe(ctx, e.kernel, table, e.model.names)
+		if err != nil {
+			e.log.Warn("tables not compared after a write: trying again", zap.Error(err))
+			w.confirmation.at, w.confirmation.took = time.Now(), time.Since(began)
+			return true, nil
+		}
+		if !e.isAsLeft(table, e.have[table], &have) {
+			e.guard.record(&proxier.Damage{})
+			clear(w.hashes)
+			return false, nil
+		}
+	}
+	w.confirmation = confirmation{at: time.Now(), took: time.Since(began)}
+	return e.guard.check(true) // nobody changed them meanwhile
+}
+
+// isAsLeft reports whether a table has the chains that the engine has left there, and the jumps
+// to them.
+func (e *Engine) isAsLeft(table string, left ruleset, now *observed) bool {
+	deletes, inserts, _ := repairJumps(e.model.jumps()[table], now.jumps)
+	return len(deletes)+len(inserts) == 0 && maps.EqualFunc(now.chains, left, slices.Equal[[]rule])
 }

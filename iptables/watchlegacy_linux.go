@@ -72,9 +72,8 @@ func (w *legacyWatcher) wrote(o *effect) (*proxier.Damage, error) {
 		if exists != (rules != nil) {
 			return &proxier.Damage{}, nil
 		}
-		delete(before, id)
-		if exists {
-			before[id] = now
+		if before[id] = now; !exists {
+			delete(before, id)
 		}
 	}
 	if !before.equal(w.last) || !w.learn(o) {
