@@ -67,7 +67,11 @@ func (e *Engine) cleanTables(ctx context.Context, k kernel) error {
 				return err
 			}
 		}
-		s.add(table, removal(o))
+		want := ruleset{}
+		o.discard(want)
+		c := changeOf(o.chains, want, false)
+		c.first.deletes, _, _ = repairJumps(nil, o.jumps)
+		s.add(table, &c.first)
 	}
 	if s.b.Len() == 0 {
 		return nil
@@ -87,20 +91,4 @@ func (e *Engine) keepLocalnet(o *observed, chain string) error {
 	delete(o.chains, chain)
 	o.jumps = slices.DeleteFunc(o.jumps, func(j jump) bool { return j.to == chain })
 	return nil
-}
-
-// removal deletes all chains of the instance, or flushes those that are in use.
-func removal(o observed) *tablePart {
-	p := &tablePart{chains: ruleset{}}
-	p.deletes, _, _ = repairJumps(nil, o.jumps)
-	referenced := o.referenced()
-	for chain := range o.chains {
-		if referenced[chain] {
-			p.chains[chain] = []rule{}
-		} else {
-			p.gone = append(p.gone, chain)
-		}
-	}
-	slices.Sort(p.gone)
-	return p
 }

@@ -76,7 +76,7 @@ func (t *legacyTables) counters(owned func(chain string) bool) (counterValues, e
 		return nil, err
 	}
 	v6 := t.family == v1.IPv6Protocol
-	layout := layoutOf(t.family)
+	layout := legacyOf(t.family).layout
 	entries, begins, err := layout.parse(&info, blob)
 	if err != nil {
 		return nil, fmt.Errorf("parse legacy table %s: %w", tableNAT, err)

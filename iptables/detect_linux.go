@@ -36,13 +36,13 @@ func (c toolConfig) find(ctx context.Context, v Variant) (*tool, error) {
 	if c.family == v1.IPv6Protocol {
 		family = "ip6tables"
 	}
-	found, missing := c.findNamed(ctx, family+"-"+string(v), v)
-	if !errors.Is(missing, errNotInstalled) {
-		return found, missing
-	}
-	found, err := c.findNamed(ctx, family, v)
-	if !errors.Is(err, errNotInstalled) {
-		return found, err
+	var missing error
+	for _, name := range []string{family + "-" + string(v), family} {
+		found, err := c.findNamed(ctx, name, v)
+		if !errors.Is(err, errNotInstalled) {
+			return found, err
+		}
+		missing = cmp.Or(missing, err)
 	}
 	return nil, &proxier.UnsupportedError{
 		Feature: family + "-" + string(v) + "-restore", Hint: "install package iptables", Err: missing,
@@ -78,11 +78,11 @@ func (c toolConfig) lookPath(name string) (string, error) {
 // programVersion runs a program to get its version and variant.
 func (c toolConfig) programVersion(ctx context.Context, program string) (toolVersion, Variant, error) {
 	o, err := c.run(ctx, 0, nil, program, "-V")
+	if err == nil && o.err != nil {
+		err = o.plain()
+	}
 	if err != nil {
 		return toolVersion{}, "", err
-	}
-	if o.err != nil {
-		return toolVersion{}, "", o.plain()
 	}
 	version, v, err := parseVersion(string(o.output))
 	if err != nil {

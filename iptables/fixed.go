@@ -15,7 +15,7 @@ func (p *planner) jumps() map[string][]jump {
 		return jump{hook, chain, r.comment("%s", comment).jump(chain)}
 	}
 	letIn := to("INPUT", n.health(), newRule(), "kubernetes health check service ports")
-	if p.options.healthChecksOnly {
+	if p.config.HealthChecksOnly {
 		return map[string][]jump{tableFilter: {letIn}}
 	}
 	arriving, leaving := n.services(), n.services()
@@ -30,7 +30,7 @@ func (p *planner) jumps() map[string][]jump {
 	filter := []jump{to("FORWARD", n.forward(), newRule(), "kubernetes forwarding rules")}
 	for _, hook := range []string{"INPUT", "FORWARD", "OUTPUT"} {
 		r := newRule().add("-m conntrack --ctstate NEW")
-		if p.options.portals { // direct connections to the sockets' addresses are refused
+		if p.config.Portals { // direct connections to the sockets' addresses are refused
 			r.add("-m conntrack ! --ctstate DNAT")
 		}
 		filter = append(filter, to(hook, n.services(), r, "kubernetes service portals"))
@@ -46,13 +46,13 @@ func (p *planner) jumps() map[string][]jump {
 
 // portalChains reports whether packets pass the chains of kube-proxy's userspace mode.
 func (p *planner) portalChains() bool {
-	return p.options.portals && p.names.prefix == chainname.KubePrefix
+	return p.config.Portals && p.names.prefix == chainname.KubePrefix
 }
 
 // localhost reports whether node ports are accepted on loopback addresses.
 func (p *planner) localhost() bool {
 	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
-	return p.options.localhostNodePorts && !p.v6 &&
+	return p.config.LocalhostNodePorts && !p.v6 &&
 		slices.ContainsFunc(p.globals.NodePortAddresses, func(p netip.Prefix) bool { return p.Contains(loopback) })
 }
 
@@ -87,12 +87,12 @@ func (p *planner) fixedFilter() ruleset {
 		newRule().comment("kubernetes forwarding rules").add("-m mark --mark %s/%s", mark, mark).target("-j ACCEPT"),
 		newRule().comment("kubernetes forwarding conntrack rule").add("-m conntrack --ctstate RELATED,ESTABLISHED").target("-j ACCEPT"),
 	}
-	if !p.options.keepInvalid {
-		invalid := newRule().add("-m conntrack --ctstate INVALID").target("-j DROP")
-		if p.options.counts {
-			invalid = newRule().add("-m conntrack --ctstate INVALID").add("%s", newRule().nfacct(n.invalidCounter())).target("-j DROP")
+	if !p.config.KeepInvalid {
+		invalid := newRule().add("-m conntrack --ctstate INVALID")
+		if p.counts {
+			invalid.add("%s", newRule().nfacct(n.invalidCounter()))
 		}
-		forward = append([]rule{invalid}, forward...)
+		forward = append([]rule{invalid.target("-j DROP")}, forward...)
 	}
 	chains := ruleset{n.forward(): forward}
 	if p.localhost() {

@@ -1,6 +1,8 @@
 package iptables
 
 import (
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/maphash"
@@ -43,6 +45,20 @@ type entriesHeader struct {
 	Size uint32
 }
 
+// legacyFamily is what differs between ip_tables and ip6_tables.
+type legacyFamily struct {
+	domain, level int
+	names         string // a file that lists the tables
+	layout        entryLayout
+}
+
+func legacyOf(family v1.IPFamily) legacyFamily {
+	if family == v1.IPv6Protocol {
+		return legacyFamily{unix.AF_INET6, unix.SOL_IPV6, "/proc/thread-self/net/ip6_tables_names", layoutIPv6}
+	}
+	return legacyFamily{unix.AF_INET, unix.SOL_IP, "/proc/thread-self/net/ip_tables_names", layoutIPv4}
+}
+
 // legacyTables reads the tables of ip_tables or ip6_tables.
 type legacyTables struct {
 	family v1.IPFamily
@@ -56,13 +72,9 @@ type legacyTables struct {
 
 // openLegacyTables opens a socket in a network namespace, as in namespace.Visit.
 func openLegacyTables(family v1.IPFamily, netNS string) (*legacyTables, error) {
-	domain := unix.AF_INET
-	if family == v1.IPv6Protocol {
-		domain = unix.AF_INET6
-	}
 	fd := -1
 	err := namespace.Visit(netNS, func() (err error) {
-		fd, err = unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		fd, err = unix.Socket(legacyOf(family).domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 		return err
 	})
 	if err != nil {
@@ -78,12 +90,8 @@ func (t *legacyTables) close() error { return t.file.Close() }
 // legacyTableExists reports whether a network namespace has a table of the legacy variant.
 // It reads a file, because any other request would make the kernel create the table.
 func legacyTableExists(family v1.IPFamily, netNS, table string) (exists bool, err error) {
-	file := "/proc/thread-self/net/ip_tables_names"
-	if family == v1.IPv6Protocol {
-		file = "/proc/thread-self/net/ip6_tables_names"
-	}
 	err = namespace.Visit(netNS, func() error {
-		names, err := os.ReadFile(file)
+		names, err := os.ReadFile(legacyOf(family).names)
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // ip_tables is not loaded
 			return nil
@@ -118,12 +126,8 @@ func (t *legacyTables) info(name string) (info tableInfo, err error) {
 }
 
 func (t *legacyTables) getsockopt(table string, option uintptr, value unsafe.Pointer, length uintptr) error {
-	level := unix.SOL_IP
-	if t.family == v1.IPv6Protocol {
-		level = unix.SOL_IPV6
-	}
 	size := uint32(length)
-	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, t.file.Fd(), uintptr(level), option,
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, t.file.Fd(), uintptr(legacyOf(t.family).level), option,
 		uintptr(value), uintptr(unsafe.Pointer(&size)), 0)
 	switch errno {
 	case 0:
@@ -173,4 +177,129 @@ func (t *legacyTables) read(table string) (info tableInfo, entries []byte, err e
 		}
 	}
 	return info, nil, fmt.Errorf("read legacy table %s: %w", table, errInterrupted)
+}
+
+// digests holds, for each chain of an instance, a hash of each rule without its counters;
+// for a built-in chain, of the rules that jump to those chains.
+type digests map[chainID][]uint64
+
+// digest adds the chains of a table.
+func (t *legacyTables) digest(table string, owned func(chain string) bool, into digests) (tableInfo, error) {
+	info, blob, err := t.read(table)
+	if err != nil || blob == nil {
+		return info, err
+	}
+	layout := legacyOf(t.family).layout
+	entries, begins, err := layout.parse(&info, blob)
+	if err != nil {
+		return info, fmt.Errorf("parse legacy table %s: %w", table, err)
+	}
+	var id chainID
+	var isOurs, isBuiltIn bool
+	for i := range entries {
+		e := &entries[i]
+		if chain, ok := begins[e.at]; ok {
+			id, isOurs, isBuiltIn = chainID{table, chain}, owned(chain), slices.Contains(builtInChains, chain)
+		}
+		to := begins[e.to]
+		isJump := isBuiltIn && owned(to)
+		if !isOurs && !isJump {
+			continue
+		}
+		t.hash.Reset()
+		_, _ = t.hash.Write(blob[e.at:][:layout.match]) // never fails
+		_, _ = t.hash.Write(blob[e.at+layout.matches : e.target])
+		_, _ = t.hash.Write(e.action)
+		_, _ = t.hash.WriteString(to)
+		into[id] = append(into[id], t.hash.Sum64())
+	}
+	for _, chain := range begins { // the last entry of a chain is its end
+		if id := (chainID{table, chain}); owned(chain) && len(into[id]) > 0 {
+			into[id] = into[id][:len(into[id])-1]
+		}
+	}
+	return info, nil
+}
+
+// entryLayout holds offsets in struct ipt_entry or ip6t_entry: of the end of the fields
+// that match addresses, interfaces and protocol; of target_offset, which next_offset
+// follows; and of the matches, after the counters.
+type entryLayout struct{ match, offsets, matches int }
+
+var (
+	layoutIPv4 = entryLayout{84, 88, 112}   // read-only
+	layoutIPv6 = entryLayout{136, 140, 168} // read-only
+)
+
+// entry is a rule, or the end of a chain.
+type entry struct {
+	at, target int
+	// action is the target, except for a jump: it contains an offset, which changes with
+	// every rule before it.
+	action []byte
+	to     int // where the chain begins that it jumps to, or nowhere
+}
+
+const nowhere = -1
+
+// targetName is the name of the target, "" for a verdict or a jump.
+func (e *entry) targetName() string {
+	if e.action == nil {
+		return ""
+	}
+	return unix.ByteSliceToString(e.action[targetName:][:xtExtensionMaxNameLen])
+}
+
+// Offsets in struct xt_entry_target, sizes of its name and of the name in an ERROR target
+// (linux/netfilter/x_tables.h).
+const (
+	targetName            = 2
+	targetRevision        = 31
+	targetData            = 32
+	xtExtensionMaxNameLen = 29
+	xtFunctionMaxNameLen  = 30
+	minTargetLen          = targetData + 4
+)
+
+var errMalformed = errors.New("malformed entry")
+
+// parse returns the entries of a table, and the chain that begins at each offset. The
+// offsets of built-in chains are in info; other chains follow an entry with the target
+// ERROR, which holds the name.
+func (l entryLayout) parse(info *tableInfo, blob []byte) (entries []entry, begins map[int]string, err error) {
+	begins = map[int]string{}
+	for hook, name := range builtInChains {
+		if info.ValidHooks&(1<<hook) != 0 {
+			begins[int(info.HookEntry[hook])] = name
+		}
+	}
+	for at := 0; at < len(blob); {
+		if at+l.matches > len(blob) {
+			return nil, nil, errMalformed
+		}
+		target := at + int(binary.NativeEndian.Uint16(blob[at+l.offsets:]))
+		end := at + int(binary.NativeEndian.Uint16(blob[at+l.offsets+2:]))
+		if target < at+l.matches || target+minTargetLen > end || end > len(blob) {
+			return nil, nil, errMalformed
+		}
+		data := blob[target+targetData : end]
+		e := entry{at, target, blob[target:end], nowhere}
+		name, _, _ := bytes.Cut(blob[target+targetName:][:xtExtensionMaxNameLen], []byte{0})
+		switch string(name) { // which allocates nothing
+		case "ERROR":
+			begins[end] = unix.ByteSliceToString(data[:min(xtFunctionMaxNameLen, len(data))])
+		case "": // the standard target: a verdict, or the offset to jump to
+			if verdict := int(int32(binary.NativeEndian.Uint32(data))); verdict >= 0 {
+				e.action = nil
+				if verdict != end { // otherwise the rule only counts
+					e.to = verdict
+				}
+			}
+			fallthrough
+		default:
+			entries = append(entries, e)
+		}
+		at = end
+	}
+	return entries, begins, nil
 }

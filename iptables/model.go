@@ -33,9 +33,8 @@ func newModel(c *Config, family v1.IPFamily, g desired.Globals) *model {
 	}
 	return &model{
 		planner: planner{
-			names: n, v6: family == v1.IPv6Protocol, mark: c.Masquerade.Mark, globals: g,
+			config: *c, names: n, v6: family == v1.IPv6Protocol, globals: g,
 			perEndpoint: c.Names.ChainPrefix == proxier.KubeProxyNames().ChainPrefix,
-			options:     options{localhostNodePorts: c.LocalhostNodePorts, keepInvalid: c.KeepInvalid, portals: c.Portals, healthChecksOnly: c.HealthChecksOnly},
 		},
 		ports:           map[changetracker.ServicePortName]*portPlan{},
 		natVIPs:         newTree(n.services(), n.vipTree(), bits),
@@ -142,7 +141,7 @@ func (m *model) changedChains() map[string]ruleset {
 
 // allChains returns the chains of both tables.
 func (m *model) allChains() map[string]ruleset {
-	if m.options.healthChecksOnly {
+	if m.config.HealthChecksOnly {
 		m.changedChains() // forget the changes
 		filter := ruleset{}
 		m.collect(filter, (*tree).takeAll, m.health)

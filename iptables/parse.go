@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -42,23 +43,18 @@ func parse(text []byte, owns func(chain string) bool) (observed, error) {
 			}
 		case strings.HasPrefix(line, "-A "):
 			chain, text, _ := strings.Cut(line[3:], " ") // a rule that only counts has no text
-			o.rule(chain, rule(strings.Clone(text)), owns)
+			r := rule(strings.Clone(text))
+			if owns(chain) {
+				o.chains[chain] = append(o.chains[chain], r)
+			} else if to := r.jumpsTo(); owns(to) {
+				o.jumps = append(o.jumps, jump{chain, to, r})
+			}
 		}
 	}
 	if err := lines.Err(); err != nil {
 		return o, fmt.Errorf("parse iptables-save: line %d: %w", number+1, err)
 	}
 	return o, nil
-}
-
-func (o *observed) rule(chain string, r rule, owns func(string) bool) {
-	if owns(chain) {
-		o.chains[chain] = append(o.chains[chain], r)
-		return
-	}
-	if to := r.jumpsTo(); owns(to) {
-		o.jumps = append(o.jumps, jump{chain, to, r})
-	}
 }
 
 // jumpsTo is the target of a rule, "" if there is none. Quoted text is skipped.
@@ -109,14 +105,10 @@ func (r rule) frontend() (key desired.Key, ok bool) {
 }
 
 // frontendsLeft returns the frontends that rules have, and that are not wanted.
-func frontendsLeft(have, want ruleset) (left []desired.Key) {
-	wanted := want.frontends()
-	for key := range have.frontends() {
-		if !wanted[key] {
-			left = append(left, key)
-		}
-	}
-	return left
+func frontendsLeft(have, want ruleset) []desired.Key {
+	left, wanted := have.frontends(), want.frontends()
+	maps.DeleteFunc(left, func(key desired.Key, _ bool) bool { return wanted[key] })
+	return slices.Collect(maps.Keys(left))
 }
 
 func (s ruleset) frontends() map[desired.Key]bool {

@@ -12,24 +12,18 @@ import (
 	"github.com/serviceplane/serviceplane/internal/enum"
 )
 
-// options are the fields of Config that change rules.
-type options struct {
-	localhostNodePorts, keepInvalid, portals, healthChecksOnly bool
-	// counts means that nfacct works, and that its objects exist.
-	counts bool
-}
-
 // planner turns service ports into chains and rules. It is pure.
 type planner struct {
-	names   chainNames
-	v6      bool
-	options options
+	config Config // with KeepInvalid also if conntrack is liberal
+	names  chainNames
+	v6     bool
+	// counts means that nfacct works, and that its objects exist.
+	counts bool
 	// perEndpoint gives every endpoint a chain.
 	perEndpoint bool
 	// keepsLocalnet keeps the rule about loopback addresses although no node port is
 	// accepted there.
 	keepsLocalnet bool
-	mark          uint32
 	globals       desired.Globals
 }
 
@@ -104,7 +98,7 @@ func (p *portPlanner) frontend(f *desired.Frontend) {
 // countLocalhost returns a rule that counts connections to a node port at a loopback
 // address. It has no target, so that they go on to the next rule.
 func (p *portPlanner) countLocalhost(f *desired.Frontend) []rule {
-	if !p.options.counts || f.Kind != desired.NodePort || !p.localhost() {
+	if !p.counts || f.Kind != desired.NodePort || !p.localhost() {
 		return nil
 	}
 	r := newRule().to(netip.MustParsePrefix("127.0.0.0/8")).protocol(p.s.Protocol).port(p.s.Protocol, f.Port)
@@ -373,7 +367,7 @@ func (p *portPlanner) chooseEndpoint(from choices) []rule {
 }
 
 // hexMark is the masquerade mark as iptables prints it.
-func (p *planner) hexMark() string { return fmt.Sprintf("%#x", p.mark) }
+func (p *planner) hexMark() string { return fmt.Sprintf("%#x", p.config.Masquerade.Mark) }
 
 // hairpinDestination masquerades the connections of an endpoint to itself.
 func hairpinDestination(addr netip.Addr) destination {

@@ -22,25 +22,22 @@ const maxRefusals = 8
 func (e *Engine) write(ctx context.Context, everything bool) error {
 	for attempt := 0; ; attempt++ {
 		script, err := e.writeOnce(ctx, everything)
-		if _, refused := errors.AsType[*restoreError](err); !refused {
+		failed, refused := errors.AsType[*restoreError](err)
+		if !refused {
 			return err
 		}
-		if attempt > maxRefusals || attempt > 0 && !e.refuseNamed(err, script) {
+		if attempt > maxRefusals || attempt > 0 && !e.refuseNamed(err, failed.Lines, script) {
 			return e.isolate(ctx, err)
 		}
 		everything = true // some tables may have been committed
 	}
 }
 
-// refuseNamed sets aside the service ports whose lines the error names. It returns false
+// refuseNamed sets aside the service ports of the lines that an error names. It returns false
 // if there are none.
-func (e *Engine) refuseNamed(err error, input string) (found bool) {
-	failed, ok := errors.AsType[*restoreError](err)
-	if !ok {
-		return false
-	}
+func (e *Engine) refuseNamed(err error, numbers []int, input string) (found bool) {
 	lines, owner := strings.Split(input, "\n"), e.model.owners()
-	for _, number := range failed.Lines {
+	for _, number := range numbers {
 		if number < 1 || number > len(lines) {
 			continue
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"sync"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -21,7 +22,8 @@ func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.Ver
 	if err := e.connect(ctx); err != nil {
 		return proxier.Verification{}, err
 	}
-	v := &verification{model: e.newModel(update.Globals), program: "iptables"}
+	m := e.newModel(update.Globals)
+	v := &verification{model: m, program: "iptables", owners: sync.OnceValue(m.owners)}
 	if e.family == v1.IPv6Protocol {
 		v.program = "ip6tables"
 	}
@@ -45,17 +47,17 @@ func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.Ver
 // newModel is the model of a full update.
 func (e *Engine) newModel(globals desired.Globals) *model {
 	m := newModel(&e.config, e.family, globals)
-	m.options.counts = e.counts
+	m.counts = e.counts
 	liberal, _ := isSet(e.config.NetNS, tcpBeLiberal) // false if it cannot be read
-	m.options.keepInvalid = e.config.KeepInvalid || liberal
+	m.config.KeepInvalid = e.config.KeepInvalid || liberal
 	return m
 }
 
 // verification compares tables with a model.
 type verification struct {
 	model   *model
-	program string                                                   // "iptables" or "ip6tables"
-	owner   func(chain string, r rule) changetracker.ServicePortName // see model.owners; nil until needed
+	program string                                                          // "iptables" or "ip6tables"
+	owners  func() func(chain string, r rule) changetracker.ServicePortName // of model
 	report  proxier.Verification
 }
 
@@ -125,7 +127,7 @@ func (v *verification) rules(chain, where string, want, have []rule) {
 	if len(missing)+len(unexpected) == 0 {
 		v.report.Differences = append(v.report.Differences, proxier.Difference{
 			Object: "order of the rules of chain " + chain + where, Problem: proxier.DifferenceChanged,
-			Want: joinRules(want), Have: joinRules(have), Service: v.ownerOf(chain, ""),
+			Want: joinRules(want), Have: joinRules(have), Service: v.owners()(chain, ""),
 		})
 	}
 }
@@ -140,12 +142,5 @@ func joinRules(rules []rule) string {
 
 // differs adds a difference of an object whose name is its whole content.
 func (v *verification) differs(object, problem, chain string, r rule) {
-	v.report.Differences = append(v.report.Differences, proxier.Difference{Object: object, Problem: problem, Service: v.ownerOf(chain, r)})
-}
-
-func (v *verification) ownerOf(chain string, r rule) changetracker.ServicePortName {
-	if v.owner == nil {
-		v.owner = v.model.owners()
-	}
-	return v.owner(chain, r)
+	v.report.Differences = append(v.report.Differences, proxier.Difference{Object: object, Problem: problem, Service: v.owners()(chain, r)})
 }

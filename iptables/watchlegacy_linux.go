@@ -117,15 +117,10 @@ func (w *legacyWatcher) learn(o *effect) bool {
 
 // match reports whether hashes are those of rules; rules without a stored hash match any.
 func (w *legacyWatcher) match(hashes []uint64, rules []rule) bool {
-	if len(hashes) != len(rules) {
-		return false
-	}
-	for i, r := range rules {
-		if stored, ok := w.hashes[r]; ok && stored != hashes[i] {
-			return false
-		}
-	}
-	return true
+	return slices.EqualFunc(hashes, rules, func(hash uint64, r rule) bool {
+		stored, ok := w.hashes[r]
+		return !ok || stored == hash
+	})
 }
 
 // read reads all entries, and returns the previous state.
