@@ -3,6 +3,7 @@ package iptables
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 
@@ -141,17 +142,25 @@ func (e *Engine) completeLocalnet(o *observed, want ruleset) error {
 	return nil
 }
 
-// allowLocalnet sets route_localnet if node ports are accepted on loopback addresses. If
-// the record is missing, the tables count as changed, so that Watch requests a full sync.
+// allowLocalnet sets route_localnet if node ports are accepted on loopback addresses. If the rules
+// that keep other hosts out do not include the record, it leaves the setting alone, and the tables
+// count as changed, so that Watch requests a full sync.
 func (e *Engine) allowLocalnet() error {
 	if !e.model.localhost() {
 		return nil
 	}
-	recorded, err := e.localnet.allow(e.have[tableFilter][e.model.names.localnet()])
-	if !recorded {
-		e.guard.record(&proxier.Damage{})
+	if all, err := e.localnet.read(); err != nil || all {
+		return err
 	}
-	return err
+	if !slices.Contains(e.have[tableFilter][e.model.names.localnet()], localnetRecord) {
+		e.guard.record(&proxier.Damage{})
+		return nil
+	}
+	if err := e.localnet.write("1", "kernel setting changed"); err != nil {
+		return fmt.Errorf("change kernel setting: %w", err)
+	}
+	e.localnet.isOurs = true
+	return nil
 }
 
 // record updates have and rules after a write.

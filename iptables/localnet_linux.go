@@ -79,23 +79,7 @@ func (l *localnet) restore() error {
 // read reports whether it is set.
 func (l *localnet) read() (bool, error) { return isSet(l.netNS, routeLocalnet) }
 
-// allow sets it. The rules that keep other hosts out must be in the table. It returns
-// false, and leaves the setting alone, if they do not include the record.
-func (l *localnet) allow(have []rule) (recorded bool, err error) {
-	all, err := l.read()
-	if err != nil || all {
-		return true, err
-	}
-	if !slices.Contains(have, localnetRecord) {
-		return false, nil
-	}
-	if err := l.write("1", "kernel setting changed"); err != nil {
-		return true, fmt.Errorf("change kernel setting: %w", err)
-	}
-	l.isOurs = true
-	return true, nil
-}
-
+// write sets it, and logs a message.
 func (l *localnet) write(value, message string) error {
 	err := namespace.Visit(l.netNS, func() error { return os.WriteFile(routeLocalnet, []byte(value), 0o600) })
 	if err == nil {

@@ -107,11 +107,14 @@ func (p *portPlanner) countLocalhost(f *desired.Frontend) []rule {
 
 // match matches the destination; a comment names the service port.
 func (p *portPlanner) match(f *desired.Frontend) *ruleText {
-	r := newRule()
+	return p.addMatch(newRule(), f, kindText(f.Kind))
+}
+
+func (p *portPlanner) addMatch(r *ruleText, f *desired.Frontend, remark string) *ruleText {
 	if f.VIP.IsValid() {
 		r.toAddr(f.VIP)
 	}
-	return r.protocol(p.s.Protocol).comment("%s %s", p.s.Name, kindText(f.Kind)).port(p.s.Protocol, f.Port)
+	return r.protocol(p.s.Protocol).comment("%s %s", p.s.Name, remark).port(p.s.Protocol, f.Port)
 }
 
 func kindText(k desired.Kind) string {
@@ -215,10 +218,7 @@ func (p *portPlanner) refusals(f *desired.Frontend) []rule {
 	}
 	var rules []rule
 	refuse := func(r *ruleText, why, target string) {
-		if f.VIP.IsValid() {
-			r.toAddr(f.VIP)
-		}
-		rules = append(rules, r.protocol(p.s.Protocol).comment("%s %s", p.s.Name, why).port(p.s.Protocol, f.Port).target(target))
+		rules = append(rules, p.addMatch(r, f, why).target(target))
 	}
 	switch {
 	case f.Restricted:

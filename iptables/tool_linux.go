@@ -6,13 +6,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
+	"syscall"
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
 
+	"github.com/serviceplane/serviceplane/internal/namespace"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -133,4 +141,146 @@ func newRestoreError(stderr string, err error) *restoreError {
 		}
 	}
 	return e
+}
+
+// toolConfig configures which programs run, where and for how long.
+type toolConfig struct {
+	family  v1.IPFamily
+	netNS   string // as in namespace.Visit
+	names   chainNames
+	variant Variant // VariantDetect: see detect
+	// lockWait is how long restore waits for the lock of the legacy variant. It is
+	// rounded up to seconds, at least one.
+	lockWait time.Duration
+	timeout  time.Duration // of each run of a program, without lockWait
+	log      *zap.Logger   // nil logs nothing
+	counting bool          // watchers read the counters of rules
+	// dir is the directory of the programs, for tests; "" means PATH.
+	dir string
+	// lockFile is the lock of the legacy variant, for tests; "" means the default, which
+	// all network namespaces share.
+	lockFile string
+	// waitDelay is shorter in tests; 0 means the default.
+	waitDelay time.Duration
+}
+
+// errLocked means that a program of the legacy variant did not get the lock.
+var errLocked = errors.New("another process holds the xtables lock")
+
+// outcome is the result of a program.
+type outcome struct {
+	program string
+	output  []byte
+	stderr  string // at most maxStderr bytes
+	took    time.Duration
+	err     error // nil if it succeeded
+}
+
+// explain returns the errors that have a type or a hint, or else other. It reads stderr,
+// because exit code 4 means the lock, a missing privilege, or a refused rule.
+func (o outcome) explain(other error) error {
+	has := func(text string) bool { return strings.Contains(o.stderr, text) }
+	switch {
+	case has("holding the xtables lock"):
+		return fmt.Errorf("%w: %s gave up after %v", errLocked, o.name(), o.took.Round(time.Millisecond))
+	case has("lock file") && has("ermission denied"):
+		return fmt.Errorf("%w: %w: %s", proxier.ErrPermission, o.plain(), lockHint)
+	case has("lock file"):
+		return fmt.Errorf("%w: %s", o.plain(), lockHint)
+	case has("ermission denied"), has("must be root"), has("peration not permitted"):
+		return fmt.Errorf("%w: %w: run with CAP_NET_ADMIN in the network namespace", proxier.ErrPermission, o.plain())
+	default:
+		return other
+	}
+}
+
+// lockHint says what to do if programs of the legacy variant cannot lock.
+const lockHint = "let the process open and lock this file"
+
+// plain returns the error with stderr.
+func (o outcome) plain() error {
+	if o.stderr == "" {
+		return fmt.Errorf("run %s: %w", o.name(), o.err)
+	}
+	return fmt.Errorf("run %s: %s: %w", o.name(), o.stderr, o.err)
+}
+
+func (o outcome) name() string { return filepath.Base(o.program) }
+
+const (
+	// maxStderr is how much of a program's stderr is kept.
+	maxStderr = 16 << 10
+	// waitDelay is how long a program's output may stay open after it ended: a descendant
+	// that left its process group can hold it. So can a child of this process between fork and
+	// exec, for seconds on a busy machine.
+	waitDelay = 10 * time.Second
+)
+
+// run runs a program in the network namespace and waits until it ends, at most for
+// timeout plus wait. Then it kills the rest of its process group. An error means that the
+// program did not start or did not end in time, or that its output is not complete; its own
+// result is in the outcome.
+func (c toolConfig) run(ctx context.Context, wait time.Duration, input []byte, argv ...string) (outcome, error) {
+	limited, cancel := context.WithTimeout(ctx, c.timeout+wait)
+	defer cancel()
+	var output bytes.Buffer
+	stderr := head{limit: maxStderr}
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), &output, &stderr
+	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	if c.lockFile != "" {
+		cmd.Env = append(cmd.Env, "XTABLES_LOCKFILE="+c.lockFile)
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.WaitDelay = cmp.Or(c.waitDelay, waitDelay)
+	o := outcome{program: argv[0]}
+	if err := ctx.Err(); err != nil {
+		return o, fmt.Errorf("run %s: %w", o.name(), err)
+	}
+	began := time.Now()
+	if err := namespace.Visit(c.netNS, cmd.Start); err != nil {
+		return o, fmt.Errorf("start %s: %w", o.name(), err)
+	}
+	o.err = await(limited, cmd)
+	o.took, o.output, o.stderr = time.Since(began), output.Bytes(), strings.TrimSpace(string(stderr.kept))
+	if err := limited.Err(); err != nil && o.err != nil {
+		return o, fmt.Errorf("run %s: killed after %v: %w", o.name(), o.took.Round(time.Millisecond), err)
+	}
+	if _, its := errors.AsType[*exec.ExitError](o.err); o.err != nil && !its {
+		return o, fmt.Errorf("run %s: %w", o.name(), o.err)
+	}
+	return o, nil
+}
+
+// await waits until a program ends, kills it when ctx ends, and kills the rest of its
+// process group. The program is reaped last, so that the kernel cannot give the group's
+// number to another process before.
+func await(ctx context.Context, cmd *exec.Cmd) error {
+	pid := cmd.Process.Pid
+	kill := func() { _ = unix.Kill(-pid, unix.SIGKILL) } // fails only if the group has ended
+	killed := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(killed)
+		kill()
+	})
+	err := error(unix.EINTR)
+	for errors.Is(err, unix.EINTR) {
+		err = unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+	}
+	if !stop() {
+		<-killed
+	}
+	kill()
+	return errors.Join(err, cmd.Wait())
+}
+
+// head is a Writer that keeps the first bytes.
+type head struct {
+	kept  []byte
+	limit int
+}
+
+func (h *head) Write(b []byte) (int, error) {
+	h.kept = append(h.kept, b[:min(len(b), h.limit-len(h.kept))]...)
+	return len(b), nil
 }
