@@ -17,11 +17,11 @@ import (
 func (e *Engine) Cleanup(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	defer e.disconnect()
 	err := errors.Join(e.findLeft(), e.removeAll(ctx))
-	if err == nil {
-		err = e.endLeft()
+	if err == nil && e.left != nil {
+		err = e.left.end()
 	}
-	e.disconnect()
 	if failure := e.firewall.cleanup(ctx); failure != nil {
 		return errors.Join(err, failure)
 	}
@@ -33,44 +33,49 @@ func (e *Engine) Cleanup(ctx context.Context) error {
 
 // removeSets deletes the ipsets of a kube-proxy that had the instance's names.
 func (e *Engine) removeSets() error {
-	if e.config.Names != proxier.KubeProxyNames() {
+	if e.left == nil {
 		return nil
 	}
-	l, err := openLeft(e)
-	if err != nil {
-		return err
-	}
-	defer l.close()
-	if err = l.removeSets(); errors.Is(err, errSetInUse) {
+	err := e.left.removeSets()
+	if errors.Is(err, errSetInUse) {
 		e.log.Warn("ipsets stay", zap.Error(err))
 		return nil
 	}
 	return err
 }
 
-func (e *Engine) removeAll(ctx context.Context) error {
+// find reads which objects the instance has. Without IPVS, which loaded reports, it has no virtual
+// servers; opening it would load the module.
+func (e *Engine) find(ctx context.Context) (loaded bool, err error) {
 	if e.kernel == nil {
 		if loaded, err := e.system.loaded(); err != nil || !loaded {
-			return errors.Join(err, e.removeDevice()) // without IPVS there are no virtual servers; opening it would load the module
+			return false, err
 		}
 		if err := e.openAll(); err != nil {
-			return err
+			return false, err
 		}
 	}
 	if err := e.device.find(); err != nil {
-		return err
+		return false, err
 	}
-	if err := e.observe(ctx); err != nil {
+	return true, e.observe(ctx)
+}
+
+func (e *Engine) removeAll(ctx context.Context) error {
+	loaded, err := e.find(ctx)
+	if err != nil {
 		return err
 	}
 	var errs []error
-	for _, key := range slices.SortedFunc(maps.Keys(e.table.virtuals), compareKeys) {
-		if err := e.kernel.Delete(key); err != nil {
-			errs = append(errs, fmt.Errorf("delete virtual server %v: %w", key, err))
+	if loaded {
+		for _, key := range slices.SortedFunc(maps.Keys(e.table.virtuals), compareKeys) {
+			if err := e.kernel.Delete(key); err != nil {
+				errs = append(errs, fmt.Errorf("delete virtual server %v: %w", key, err))
+			}
 		}
+		e.table = nil
 	}
-	e.table = nil
-	return errors.Join(append(errs, e.device.delete())...)
+	return errors.Join(append(errs, e.removeDevice())...)
 }
 
 func (e *Engine) removeDevice() error {

@@ -76,7 +76,7 @@ type system struct {
 	device func() (vipDevice, error)
 	// loaded reports whether IPVS is loaded.
 	loaded func() (bool, error)
-	// left opens what Leaving has in the kernel, nil if there is nothing.
+	// left opens what Leaving has in the kernel; tests have nil.
 	left func() (*left, error)
 	// check checks the kernel settings, and passes warnings to advise.
 	check func(advise func(text string)) error
@@ -219,7 +219,7 @@ func (e *Engine) realSystem() system {
 		kernel: func() (kernelConn, error) { return openKernel(c.NetNS, e.family) },
 		device: func() (vipDevice, error) { return openDevice(c.NetNS, c.Names, e.family) },
 		loaded: func() (bool, error) { return ipvsLoaded(c.NetNS) },
-		left:   e.openLeft,
+		left:   func() (*left, error) { return openLeft(c, e.family) },
 		check:  e.checkSysctls,
 		settle: settle,
 	}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // errSetInUse means that a rule uses an ipset.
@@ -41,7 +42,7 @@ func (l *left) setName(name string) string {
 // Asking for one would load the module.
 func (l *left) hasSets() bool {
 	_, err := os.Stat("/sys/module/ip_set")
-	return err == nil && l.isKubeProxys()
+	return err == nil && l.config.Names == proxier.KubeProxyNames()
 }
 
 // kubeProxyServers returns a function that reports whether a virtual server on an address

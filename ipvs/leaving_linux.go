@@ -36,7 +36,7 @@ func NewLeaving(config Config, deps proxier.Deps) (*Leaving, error) {
 		if err != nil {
 			return nil, err
 		}
-		l.families = append(l.families, &leavingFamily{engine: e, log: e.log})
+		l.families = append(l.families, &leavingFamily{Engine: e})
 	}
 	return l, nil
 }
@@ -59,13 +59,13 @@ func (l *Leaving) Run(ctx context.Context) error {
 	var errs []error
 	defer func() {
 		for _, f := range l.families {
-			f.close()
+			_ = f.Close()
 		}
 	}()
 	var busy []*leavingFamily
 	for _, f := range l.families {
 		if err := f.begin(ctx); err != nil {
-			errs = append(errs, fmt.Errorf("leave ipvs: %s: %w", f.engine.family, err))
+			errs = append(errs, fmt.Errorf("leave ipvs: %s: %w", f.family, err))
 			continue
 		}
 		busy = append(busy, f)
@@ -77,7 +77,7 @@ func (l *Leaving) Run(ctx context.Context) error {
 			n, done, err := f.step(time.Since(began))
 			total += n
 			if done && err != nil {
-				errs = append(errs, fmt.Errorf("leave ipvs: %s: %w", f.engine.family, err))
+				errs = append(errs, fmt.Errorf("leave ipvs: %s: %w", f.family, err))
 			} else if err != nil {
 				f.log.Warn("virtual servers of the previous mode are not deleted: retrying", zap.Error(err))
 			}
@@ -96,102 +96,66 @@ func (l *Leaving) Run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// leavingFamily removes the objects of one IP family.
+// leavingFamily removes the objects of one IP family. The Engine knows which they are; it writes
+// nothing by itself.
 type leavingFamily struct {
-	// engine knows which objects belong to the instance. It writes nothing by itself.
-	engine *Engine
-	log    *zap.Logger
-	left   *left
-	// servers are the virtual servers that still have connections.
-	servers map[serverKey]bool
+	*Engine
+
 	// attempts counts those to delete ipsets.
 	attempts int
-}
-
-func (f *leavingFamily) close() {
-	f.engine.mu.Lock()
-	defer f.engine.mu.Unlock()
-	f.engine.disconnect() // closes left, too
-	_ = errors.Join(f.engine.rules.Close(), f.engine.firewall.close())
 }
 
 // begin stops new connections to the virtual servers, and replaces the addresses of the
 // device by routes. What it needs to continue after a crash is in the kernel first.
 func (f *leavingFamily) begin(ctx context.Context) error {
-	e := f.engine
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	var err error
-	if f.left, err = openLeft(e); err != nil {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	err := f.findLeft()
+	if err != nil {
 		return err
 	}
-	e.left = f.left // observe needs it
-	if f.servers, err = f.find(ctx); err != nil {
+	if f.claimed, err = f.left.kubeProxyServers(); err != nil {
 		return err
 	}
-	vips := map[netip.Addr]bool{}
-	for key := range f.servers {
-		if addr := key.addr.Addr(); e.boundVIPs[addr] || f.left.vips[addr] {
-			vips[addr] = true
+	if _, err := f.find(ctx); err != nil {
+		return err
+	}
+	servers, vips := map[serverKey]bool{}, map[netip.Addr]bool{}
+	if f.table != nil {
+		for key := range f.table.virtuals {
+			servers[key] = true
+			if addr := key.addr.Addr(); f.boundVIPs[addr] || f.left.vips.keys[addr] {
+				vips[addr] = true
+			}
 		}
 	}
-	if err := f.left.add(f.servers, vips); err != nil {
+	if err := f.left.add(servers, vips); err != nil {
 		return err
 	}
 	if err := f.stopNew(); err != nil {
 		return err
 	}
-	if err := f.left.addRoutes(vips, e.local); err != nil {
+	if err := f.left.addRoutes(vips, f.local); err != nil {
 		return err
 	}
-	if err := errors.Join(e.removeDevice(), e.rules.Cleanup(ctx), e.firewall.cleanup(ctx)); err != nil {
+	if err := errors.Join(f.removeDevice(), f.rules.Cleanup(ctx), f.firewall.cleanup(ctx)); err != nil {
 		return err
 	}
-	if len(f.servers) > 0 {
+	if len(servers) > 0 {
 		f.log.Info("connections of the previous mode may end: new ones use the new rules",
-			zap.Int("virtualServers", len(f.servers)), zap.Duration("deadline", e.config.Drain))
+			zap.Int("virtualServers", len(servers)), zap.Duration("deadline", f.config.Drain))
 	}
 	return nil
-}
-
-// find returns the virtual servers of the instance, and of kube-proxy if it has its names.
-func (f *leavingFamily) find(ctx context.Context) (map[serverKey]bool, error) {
-	e := f.engine
-	if loaded, err := e.system.loaded(); err != nil || !loaded {
-		return nil, err // opening IPVS would load the module
-	}
-	if err := e.openAll(); err != nil {
-		return nil, err
-	}
-	if err := e.device.find(); err != nil {
-		return nil, err
-	}
-	foreign, err := f.left.kubeProxyServers()
-	if err != nil {
-		return nil, err
-	}
-	e.claimed = foreign
-	if err := e.observe(ctx); err != nil {
-		return nil, err
-	}
-	servers := map[serverKey]bool{}
-	for key := range e.table.virtuals {
-		servers[key] = true
-	}
-	return servers, nil
 }
 
 // stopNew gives all real servers weight 0: connections continue, and new ones, which only
 // come while no rule of the new mode is for them, are refused.
 func (f *leavingFamily) stopNew() error {
-	for _, key := range sortedKeys(f.servers) {
-		server := f.engine.table.virtuals[key]
-		for real, r := range server.reals {
-			if r.weight == 0 {
-				continue
-			}
-			if err := f.engine.kernel.PutReal(key, real, 0, server.forward, update); err != nil {
-				return fmt.Errorf("drain %s: %w", object(key, real), err)
+	for _, key := range slices.SortedFunc(maps.Keys(f.left.servers.keys), compareKeys) {
+		server := f.table.virtuals[key]
+		for real := range server.reals {
+			if err := f.table.drainReal(key, server, real); err != nil {
+				return err
 			}
 		}
 	}
@@ -202,16 +166,16 @@ func (f *leavingFamily) stopNew() error {
 // many connections are left.
 func (f *leavingFamily) step(age time.Duration) (connections int, done bool, err error) {
 	idle := map[serverKey]bool{}
-	for key := range f.servers {
-		busy, err := f.engine.kernel.Loads(key)
-		if err != nil && !isGone(err) {
+	for key := range f.left.servers.keys {
+		busy, err := f.kernel.Loads(key)
+		if err != nil && !errors.Is(err, unix.ESRCH) { // not just deleted by another program
 			return connections, false, fmt.Errorf("count connections of virtual server %v: %w", key, err)
 		}
 		n := 0
 		for _, of := range busy {
 			n += of.open
 		}
-		if n > 0 && age < f.engine.config.Drain {
+		if n > 0 && age < f.config.Drain {
 			connections += n
 			continue
 		}
@@ -222,7 +186,7 @@ func (f *leavingFamily) step(age time.Duration) (connections int, done bool, err
 	if err := f.remove(idle); err != nil {
 		return connections, false, err
 	}
-	if len(f.servers) > 0 {
+	if len(f.left.servers.keys) > 0 {
 		return connections, false, nil
 	}
 	err = errors.Join(f.left.end(), f.left.removeSets())
@@ -238,26 +202,15 @@ func (f *leavingFamily) remove(servers map[serverKey]bool) error {
 		return nil
 	}
 	for key := range servers {
-		if err := f.engine.kernel.Delete(key); err != nil {
+		if err := f.kernel.Delete(key); err != nil {
 			return fmt.Errorf("delete virtual server %v: %w", key, err)
 		}
 	}
-	vips := maps.Clone(f.left.vips)
-	for key := range f.servers {
+	vips := maps.Clone(f.left.vips.keys)
+	for key := range f.left.servers.keys {
 		if !servers[key] {
 			delete(vips, key.addr.Addr())
 		}
 	}
-	if err := f.left.remove(servers, vips); err != nil {
-		return err
-	}
-	maps.DeleteFunc(f.servers, func(key serverKey, _ bool) bool { return servers[key] })
-	return nil
+	return f.left.remove(servers, vips)
 }
-
-func sortedKeys(keys map[serverKey]bool) []serverKey {
-	return slices.SortedFunc(maps.Keys(keys), compareKeys)
-}
-
-// isGone reports that another program has deleted a virtual server.
-func isGone(err error) bool { return errors.Is(err, unix.ESRCH) }

@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -8,40 +9,79 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/namespace"
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
-	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// left is what Leaving has in the kernel for one IP family: a table of nf_tables, and
-// routes. The table names the virtual servers, so that a successor recognizes them.
+// left is what Leaving has in the kernel for one IP family: routes, which make VIPs local, and a
+// table of nf_tables. The table names the virtual servers, so that a successor recognizes them. Its
+// chain refuses new connections to the VIPs: those that no rule of the new mode translates must not
+// reach programs of the node.
+//
+//	set virtual-servers { VIP . protocol . port }
+//	set vips            { VIP }
+//	chain input (filter, -1) { ct state new ip daddr @vips reject }
 type left struct {
 	config *Config
 	v6     bool
-	record *leftTable
 	handle *netlink.Handle
-	// lists lists addresses, and deletes conntrack entries.
-	lists *netlinkx.Socket
-	// servers and vips are the content of the table. vips are local because of the routes.
-	servers map[serverKey]bool
-	vips    map[netip.Addr]bool
+	// flows deletes conntrack entries.
+	flows  *netlinkx.Socket
+	conn   *nftables.Conn
+	table  *nftables.Table
+	exists bool // the table
+	// servers are those that still have connections; vips are local because of the routes.
+	servers leftSet[serverKey]
+	vips    leftSet[netip.Addr]
 }
 
-func openLeft(e *Engine) (l *left, err error) {
-	l = &left{config: &e.config, v6: e.family == v1.IPv6Protocol}
-	err = namespace.Visit(e.config.NetNS, func() error {
-		var errHandle, errLists, errRecord error
+// leftSet is a set of the table, and its content.
+type leftSet[K comparable] struct {
+	*nftables.Set
+
+	keys   map[K]bool
+	encode func(K) []byte
+	decode func([]byte) (K, bool)
+}
+
+// refusalPriority is just before NF_IP_PRI_FILTER (0): a client is refused, whatever others drop there.
+const refusalPriority = -1
+
+// elementsAtOnce is how many elements one message has; it must fit into the socket's buffer.
+const elementsAtOnce = 200
+
+// openLeft opens what Leaving has in the kernel, perhaps nothing.
+func openLeft(config *Config, family v1.IPFamily) (l *left, err error) {
+	l = &left{config: config, v6: family == v1.IPv6Protocol}
+	l.table = &nftables.Table{Name: config.Names.Table + ".ipvs-leaving", Family: nftables.TableFamilyIPv4}
+	addr := nftables.TypeIPAddr
+	if l.v6 {
+		addr, l.table.Family = nftables.TypeIP6Addr, nftables.TableFamilyIPv6
+	}
+	server := nftables.MustConcatSetType(addr, nftables.TypeInetProto, nftables.TypeInetService)
+	l.servers = leftSet[serverKey]{
+		&nftables.Set{Table: l.table, Name: "virtual-servers", KeyType: server, Concatenation: true}, map[serverKey]bool{}, encodeServer, decodeServer,
+	}
+	l.vips = leftSet[netip.Addr]{
+		&nftables.Set{Table: l.table, Name: "vips", KeyType: addr}, map[netip.Addr]bool{}, netip.Addr.AsSlice, netip.AddrFromSlice,
+	}
+	err = namespace.Visit(config.NetNS, func() error {
+		var errHandle, errFlows, errConn error
 		l.handle, errHandle = netlinkx.LimitedHandle(netlink.NewHandle(unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER))
-		l.lists, errLists = netlinkx.Open("")
-		l.record, errRecord = openLeftTable(e.config.Names.Table, l.v6)
-		return errors.Join(errHandle, errLists, errRecord)
+		l.flows, errFlows = netlinkx.Open("")
+		l.conn, errConn = nftables.New(nftables.AsLasting())
+		return errors.Join(errHandle, errFlows, errConn)
 	})
 	if err == nil {
-		l.servers, l.vips, err = l.record.read()
+		err = l.read()
 	}
 	if err != nil {
 		l.close()
@@ -54,25 +94,130 @@ func (l *left) close() {
 	if l.handle != nil {
 		l.handle.Close()
 	}
-	if l.lists != nil {
-		l.lists.Close()
+	if l.flows != nil {
+		l.flows.Close()
 	}
-	if l.record != nil {
-		l.record.close()
+	if l.conn != nil {
+		_ = l.conn.CloseLasting()
 	}
 }
 
-// add adds to the table. It does not create it for nothing.
+// read reads the table, if there is one.
+func (l *left) read() error {
+	tables, err := l.conn.ListTablesOfFamily(l.table.Family)
+	l.exists = slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == l.table.Name })
+	if err != nil || !l.exists {
+		return err
+	}
+	return errors.Join(l.servers.read(l.conn), l.vips.read(l.conn))
+}
+
+func (s *leftSet[K]) read(conn *nftables.Conn) error {
+	elements, err := conn.GetSetElements(s.Set)
+	for i := range elements {
+		if key, ok := s.decode(elements[i].Key); ok {
+			s.keys[key] = true
+		}
+	}
+	return err
+}
+
+// change adds or deletes elements, some at a time.
+func (s *leftSet[K]) change(keys map[K]bool, conn *nftables.Conn, write func(*nftables.Set, []nftables.SetElement) error) error {
+	for some := range slices.Chunk(slices.Collect(maps.Keys(keys)), elementsAtOnce) {
+		elements := make([]nftables.SetElement, len(some))
+		for i, key := range some {
+			elements[i].Key = s.encode(key)
+		}
+		if err := errors.Join(write(s.Set, elements), conn.Flush()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// encodeServer returns the element of a virtual server; each part fills registers of 4 bytes.
+func encodeServer(key serverKey) []byte {
+	b := append(key.addr.Addr().AsSlice(), uint8(key.protocol), 0, 0, 0)
+	b = binary.BigEndian.AppendUint16(b, key.addr.Port())
+	return append(b, 0, 0)
+}
+
+// decodeServer is the inverse of encodeServer. Somebody else may have made a set of this
+// name with other keys.
+func decodeServer(b []byte) (key serverKey, ok bool) {
+	n := max(len(b)-len("p000PP00"), 0)
+	addr, ok := netip.AddrFromSlice(b[:n])
+	if !ok {
+		return serverKey{}, false
+	}
+	return serverKey{desired.Protocol(b[n]), netip.AddrPortFrom(addr, binary.BigEndian.Uint16(b[n+4:]))}, true
+}
+
+// add adds to the table, which it does not create for nothing. Other servers there are gone.
 func (l *left) add(servers map[serverKey]bool, vips map[netip.Addr]bool) error {
-	if len(servers) == 0 {
+	if l.servers.keys = servers; len(servers) == 0 {
 		return nil
 	}
-	if err := l.record.add(servers, vips); err != nil {
-		return fmt.Errorf("write table %s: %w", l.record.table.Name, denied(err))
+	if err := l.create(); err != nil {
+		return l.failed("write", err)
 	}
-	maps.Copy(l.servers, servers)
-	maps.Copy(l.vips, vips)
+	if err := l.change(servers, vips, l.conn.SetAddElements); err != nil {
+		return err
+	}
+	maps.Copy(l.vips.keys, vips)
 	return nil
+}
+
+// change adds or deletes elements of both sets.
+func (l *left) change(servers map[serverKey]bool, vips map[netip.Addr]bool, write func(*nftables.Set, []nftables.SetElement) error) error {
+	return l.failed("write", errors.Join(l.servers.change(servers, l.conn, write), l.vips.change(vips, l.conn, write)))
+}
+
+func (l *left) failed(to string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s table %s: %w", to, l.table.Name, denied(err))
+}
+
+// create creates the table, unless it exists.
+func (l *left) create() error {
+	if l.exists {
+		return nil
+	}
+	l.conn.AddTable(l.table)
+	if err := errors.Join(l.conn.AddSet(l.servers.Set, nil), l.conn.AddSet(l.vips.Set, nil)); err != nil {
+		return err
+	}
+	chain := l.conn.AddChain(&nftables.Chain{
+		Name: "input", Table: l.table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityRef(refusalPriority),
+	})
+	l.conn.AddRule(&nftables.Rule{Table: l.table, Chain: chain, Exprs: l.refusal()})
+	err := l.conn.Flush()
+	l.exists = err == nil
+	return err
+}
+
+// refusal answers the first packet of a connection to a VIP with port unreachable.
+func (l *left) refusal() []expr.Any {
+	const (
+		icmpPort, icmp6Port = 3, 4 // ICMP_PORT_UNREACH, ICMPV6_PORT_UNREACH of the kernel's headers
+		offset4, offset6    = 16, 24
+	)
+	daddr := &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset4, Len: 4}
+	reject := &expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: icmpPort}
+	if l.v6 {
+		daddr.Offset, daddr.Len, reject.Code = offset6, 16, icmp6Port
+	}
+	return []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATE, Register: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(expr.CtStateBitNEW), Xor: make([]byte, 4)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)},
+		daddr,
+		&expr.Lookup{SourceRegister: 1, SetName: l.vips.Name},
+		reject,
+	}
 }
 
 // routeProtocol marks the routes of all instances; their metric differs. Linux reserves
@@ -127,21 +272,18 @@ func (l *left) remove(servers map[serverKey]bool, vips map[netip.Addr]bool) erro
 	if err := l.removeRoutes(vips); err != nil {
 		return err
 	}
-	family := uint8(unix.AF_INET)
-	if l.v6 {
-		family = unix.AF_INET6
-	}
-	_, err := netlinkx.DeleteFlows(l.lists, family, netlinkx.AllFlows, func(f *netlinkx.Flow) bool {
+	family := uint8(l.table.Family) // its number is that of the address family too
+	_, err := netlinkx.DeleteFlows(l.flows, family, netlinkx.AllFlows, func(f *netlinkx.Flow) bool {
 		return !f.Translated && servers[serverKey{protocolOf(f.Protocol), f.Destination}]
 	})
 	if err != nil {
 		return denied(err)
 	}
-	if err := l.record.remove(servers, vips); err != nil {
-		return fmt.Errorf("write table %s: %w", l.record.table.Name, denied(err))
+	if err := l.change(servers, vips, l.conn.SetDeleteElements); err != nil {
+		return err
 	}
-	maps.DeleteFunc(l.servers, func(key serverKey, _ bool) bool { return servers[key] })
-	maps.DeleteFunc(l.vips, func(vip netip.Addr, _ bool) bool { return vips[vip] })
+	maps.DeleteFunc(l.servers.keys, func(key serverKey, _ bool) bool { return servers[key] })
+	maps.DeleteFunc(l.vips.keys, func(vip netip.Addr, _ bool) bool { return vips[vip] })
 	return nil
 }
 
@@ -155,18 +297,61 @@ func (l *left) removeRoutes(vips map[netip.Addr]bool) error {
 	return nil
 }
 
-// end deletes the routes and the table.
+// end deletes the routes, and the table if it exists.
 func (l *left) end() error {
-	if err := l.removeRoutes(l.vips); err != nil {
+	if err := l.removeRoutes(l.vips.keys); err != nil {
 		return err
 	}
-	if err := l.record.delete(); err != nil {
-		return fmt.Errorf("delete table %s: %w", l.record.table.Name, denied(err))
+	if l.exists {
+		l.conn.DelTable(l.table)
+		if err := l.conn.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
+			return l.failed("delete", err)
+		}
 	}
-	clear(l.servers)
-	clear(l.vips)
+	l.exists = false
+	clear(l.servers.keys)
+	clear(l.vips.keys)
 	return nil
 }
 
-// isKubeProxys reports whether the instance has kube-proxy's names.
-func (l *left) isKubeProxys() bool { return l.config.Names == proxier.KubeProxyNames() }
+// findLeft looks for what Leaving has in the kernel.
+func (e *Engine) findLeft() (err error) {
+	if e.left == nil {
+		e.left, err = e.system.left()
+	}
+	return err
+}
+
+// takeBack makes the VIPs of a change of mode addresses of the device again, beside their
+// routes.
+func (e *Engine) takeBack() error {
+	if e.left == nil {
+		return nil
+	}
+	var vips []netip.Addr
+	for vip := range e.left.vips.keys {
+		if !e.boundVIPs[vip] && !slices.Contains(e.local, vip) {
+			vips = append(vips, vip)
+		}
+	}
+	if err := e.device.add(vips); err != nil {
+		return err
+	}
+	for _, vip := range vips {
+		e.boundVIPs[vip], e.idleVIPs[vip] = true, true
+	}
+	return nil
+}
+
+// endLeft ends a change of mode: its table would refuse new connections.
+func (e *Engine) endLeft() error {
+	if e.left == nil {
+		return nil
+	}
+	if err := e.left.end(); err != nil {
+		return err
+	}
+	e.left.close()
+	e.left = nil
+	return nil
+}

@@ -55,7 +55,10 @@ func (e *Engine) observe(ctx context.Context) error {
 // owned returns the virtual servers on addresses of other devices that belong to this
 // instance, because the rules, perhaps of a predecessor, or the table contain them.
 func (e *Engine) owned(frontends map[desired.Key]bool, local []netip.Addr) map[serverKey]bool {
-	owned := maps.Clone(e.leftServers())
+	owned := map[serverKey]bool{}
+	if e.left != nil {
+		maps.Copy(owned, e.left.servers.keys)
+	}
 	for f := range frontends {
 		addrs := []netip.Addr{f.VIP}
 		if !f.VIP.IsValid() {
