@@ -3,6 +3,7 @@ package ipvs
 import (
 	"context"
 	"errors"
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -20,25 +21,30 @@ import (
 // after a failure.
 var errNotFull = errors.New("ipvs: partial update where a full one is needed")
 
-// wantedPort is a service port with its virtual servers and VIPs.
+// wantedPort is a service port with its virtual servers.
 type wantedPort struct {
-	service *desired.Service
-	// vips are the addresses that it needs on the device.
-	vips     []netip.Addr
+	portState
+
 	virtuals map[serverKey]*virtual
 }
 
-// portState holds the virtual servers and VIPs that a service port has.
+// portState is a service port with the keys of its virtual servers, sorted, and the addresses that it
+// needs on the device. The zero portState is that of no service port.
 type portState struct {
-	keys      []serverKey // sorted
-	vips      []netip.Addr
-	frontends map[desired.Key]desired.Frontend // each as admission returns it
+	service *desired.Service
+	keys    []serverKey
+	vips    []netip.Addr
 }
 
-// served is a frontend with its service port.
-type served struct {
-	name      changetracker.ServicePortName
-	admission desired.Frontend
+// frontends yields the frontends of a service port, which may be nil.
+func frontends(s *desired.Service) iter.Seq2[desired.Key, *desired.Frontend] {
+	return func(yield func(desired.Key, *desired.Frontend) bool) {
+		for i := 0; s != nil && i < len(s.Frontends); i++ {
+			if f := &s.Frontends[i]; !yield(s.Key(f), f) {
+				return
+			}
+		}
+	}
 }
 
 // nodePortClaim is a virtual server that a service port needs for a node port.
@@ -73,9 +79,10 @@ func (e *Engine) apply(ctx context.Context, update *desired.Update) error {
 // program writes an update in this order: rules that refuse, new addresses, virtual servers,
 // old addresses, rules that accept, and the firewall.
 func (e *Engine) program(ctx context.Context, update *desired.Update) error {
-	wanted := e.wanted(update)
+	wanted := e.wanted(update, e.local)
 	held := e.held(wanted)
-	if err := e.applyRules(ctx, update, wanted, held); err != nil {
+	first, then := holding(*update, held)
+	if err := e.applyRules(ctx, &first); err != nil {
 		return err
 	}
 	if len(held) > 0 {
@@ -89,26 +96,25 @@ func (e *Engine) program(ctx context.Context, update *desired.Update) error {
 	if err != nil {
 		return err
 	}
-	if err := e.releaseHeld(ctx, wanted, held); err != nil {
-		return err
-	}
-	return errors.Join(e.releaseGone(ctx), e.firewall.apply(ctx, update))
+	return errors.Join(e.release(ctx, then), e.firewall.apply(ctx, update))
 }
 
-func (e *Engine) wanted(update *desired.Update) []wantedPort {
-	p := planner{config: &e.config, nodeAddrs: nodePortAddrs(e.local, update.Globals.NodePortAddresses)}
+// wanted is what an update needs on a node with these addresses beside those of the device.
+func (e *Engine) wanted(update *desired.Update, local []netip.Addr) []wantedPort {
+	p := planner{config: &e.config, nodeAddrs: nodePortAddrs(local, update.Globals.NodePortAddresses)}
 	all := make([]wantedPort, 0, len(update.Changes))
 	for s := range update.Services() {
-		w := wantedPort{service: s, vips: e.vipsOf(s), virtuals: p.virtuals(s)}
-		maps.DeleteFunc(w.virtuals, func(key serverKey, _ *virtual) bool { return e.excluded(key.addr.Addr()) })
-		all = append(all, w)
+		virtuals := p.virtuals(s)
+		maps.DeleteFunc(virtuals, func(key serverKey, _ *virtual) bool { return e.excluded(key.addr.Addr()) })
+		keys := slices.SortedFunc(maps.Keys(virtuals), compareKeys)
+		all = append(all, wantedPort{portState{s, keys, e.vipsOf(s, local)}, virtuals})
 	}
 	return all
 }
 
-func (e *Engine) applyRules(ctx context.Context, update *desired.Update, wanted []wantedPort, held map[desired.Key]bool) error {
-	refused := e.leavingServers(update, wanted)
-	result, err := e.rules.Apply(ctx, holding(*update, held), e.behind(refused))
+func (e *Engine) applyRules(ctx context.Context, update *desired.Update) error {
+	refused := e.leavingServers(update)
+	result, err := e.rules.Apply(ctx, *update, e.behind(refused))
 	e.report, e.gone = result.Report, append(e.gone, result.Left...)
 	if update.Full {
 		for key := range refused {
@@ -127,7 +133,7 @@ func (e *Engine) behind(refused map[serverKey]bool) nftables.Behind {
 	for key := range refused {
 		keys[key.frontend()] = true
 	}
-	return nftables.Behind{Holds: e.holds, Refused: keys}
+	return nftables.Behind{Holds: e.holds(e.local), Refused: keys}
 }
 
 // applyServers writes addresses and virtual servers.
@@ -137,7 +143,7 @@ func (e *Engine) applyServers(update *desired.Update, wanted []wantedPort) error
 	}
 	errs := []error{e.ownFirst(wanted)}
 	for name := range update.Removed() {
-		errs = append(errs, e.removePort(name))
+		errs = append(errs, e.replacePort(name, portState{}))
 	}
 	for i := range wanted {
 		errs = append(errs, e.setPort(&wanted[i]))
@@ -164,13 +170,9 @@ func (e *Engine) ownFirst(wanted []wantedPort) error {
 
 // setPort writes the virtual servers of a service port.
 func (e *Engine) setPort(w *wantedPort) error {
-	name, before := w.service.Name, e.services[w.service.Name]
-	now := &portState{
-		keys: slices.SortedFunc(maps.Keys(w.virtuals), compareKeys), vips: w.vips,
-		frontends: make(map[desired.Key]desired.Frontend, len(w.service.Frontends)),
-	}
+	name := w.service.Name
 	var errs []error
-	for _, key := range now.keys {
+	for _, key := range w.keys {
 		v := w.virtuals[key]
 		if v.nodePort {
 			e.nodePorts[key] = nodePortClaim{name, v}
@@ -183,34 +185,26 @@ func (e *Engine) setPort(w *wantedPort) error {
 			e.failed = append(e.failed, &proxier.ServiceError{Name: name, Err: v.unfitError(key), Partial: true, Terminal: true})
 		}
 	}
-	e.use(now.vips, 1)
-	for i := range w.service.Frontends {
-		f := &w.service.Frontends[i]
-		now.frontends[w.service.Key(f)] = admission(f)
-	}
-	e.serve(name, before, now)
-	if before != nil {
-		e.use(before.vips, -1)
-		errs = append(errs, e.dropServers(name, before.keys, now.keys))
-	}
-	e.services[name] = now
-	return errors.Join(errs...)
+	return errors.Join(append(errs, e.replacePort(name, w.portState))...)
 }
 
-// serve records which service port has each frontend. Both states may be nil.
-func (e *Engine) serve(name changetracker.ServicePortName, before, now *portState) {
-	if before != nil {
-		for f := range before.frontends {
-			if e.frontends[f].name == name {
-				delete(e.frontends, f)
-			}
+// replacePort makes a service port what it is now, and removes what it no longer has.
+func (e *Engine) replacePort(name changetracker.ServicePortName, now portState) error {
+	before := e.services[name]
+	e.use(now.vips, 1)
+	e.use(before.vips, -1)
+	for f := range frontends(before.service) {
+		if e.frontends[f] == before.service {
+			delete(e.frontends, f)
 		}
 	}
-	if now != nil {
-		for f, admission := range now.frontends {
-			e.frontends[f] = served{name, admission}
-		}
+	for f := range frontends(now.service) {
+		e.frontends[f] = now.service
 	}
+	if e.services[name] = now; now.service == nil {
+		delete(e.services, name)
+	}
+	return e.dropServers(name, before.keys, now.keys)
 }
 
 // dropServers removes the virtual servers that a service port no longer has.
@@ -239,17 +233,6 @@ func (e *Engine) handOver(key serverKey) error {
 		return err
 	}
 	return errors.Join(e.own(key, next.name), e.recordRefusal(next.name, e.table.set(key, next.virtual)))
-}
-
-func (e *Engine) removePort(name changetracker.ServicePortName) error {
-	p := e.services[name]
-	if p == nil {
-		return nil
-	}
-	delete(e.services, name)
-	e.serve(name, p, nil)
-	e.use(p.vips, -1)
-	return e.dropServers(name, p.keys, nil)
 }
 
 // removeLeftovers removes virtual servers without a service port.

@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 )
@@ -15,7 +17,7 @@ import (
 // new connections there until they are gone: otherwise clients outside the source ranges would
 // reach endpoints, others programs of the node, and a successor could not recognize the
 // virtual server.
-func (e *Engine) leavingServers(update *desired.Update, wanted []wantedPort) map[serverKey]bool {
+func (e *Engine) leavingServers(update *desired.Update) map[serverKey]bool {
 	draining := maps.Clone(e.table.draining)
 	if update.Full {
 		for key := range e.table.virtuals {
@@ -25,23 +27,18 @@ func (e *Engine) leavingServers(update *desired.Update, wanted []wantedPort) map
 			addVIP(draining, f)
 		}
 	}
-	leaving := map[changetracker.ServicePortName]bool{}
-	for name := range update.Removed() {
-		leaving[name] = true
-		e.addServers(draining, name)
-	}
-	inRules := map[desired.Key]bool{} // frontends of service ports
-	for i := range wanted {
-		s := wanted[i].service
-		leaving[s.Name] = true
-		e.addServers(draining, s.Name)
-		for f := range s.Frontends {
-			inRules[s.Key(&s.Frontends[f])] = true
+	changed, inRules := map[changetracker.ServicePortName]bool{}, map[desired.Key]bool{}
+	for i := range update.Changes {
+		c := &update.Changes[i]
+		changed[c.Name] = true
+		e.addServers(draining, c.Name)
+		for f := range frontends(c.After) {
+			inRules[f] = true
 		}
 	}
 	served := func(f desired.Key) bool {
-		s, stays := e.frontends[f]
-		return inRules[f] || stays && !leaving[s.name]
+		s := e.frontends[f]
+		return inRules[f] || s != nil && !changed[s.Name]
 	}
 	maps.DeleteFunc(draining, func(key serverKey, _ bool) bool {
 		nodePort := desired.Key{Protocol: key.protocol, Port: key.addr.Port()}
@@ -61,31 +58,131 @@ func addVIP(to map[serverKey]bool, f desired.Key) {
 // addServers adds the virtual servers of a service port, and its VIPs.
 func (e *Engine) addServers(to map[serverKey]bool, name changetracker.ServicePortName) {
 	p := e.services[name]
-	if p == nil {
-		return
-	}
 	for _, key := range p.keys {
 		if e.owners[key] == name {
 			to[key] = true
 		}
 	}
-	for f := range p.frontends {
-		if e.frontends[f].name == name {
+	for f := range frontends(p.service) {
+		if e.frontends[f] == p.service {
 			addVIP(to, f)
 		}
 	}
 }
 
-// releaseGone removes from the rules what they refused until it was gone.
-func (e *Engine) releaseGone(ctx context.Context) error {
+// admission returns the part of a frontend that says who may connect.
+func admission(f *desired.Frontend) desired.Frontend {
+	return desired.Frontend{Action: f.Action, ShortCircuit: f.ShortCircuit, Restricted: f.Restricted, SourceRanges: f.SourceRanges}
+}
+
+// held returns the frontends where the rules drop new connections until the virtual servers
+// are written, as rules and virtual servers cannot change at once. A client sends again what
+// is dropped, and gives up when it is refused. Frontends are held if they open while their
+// virtual servers change: clients that were refused would reach endpoints from before, or
+// programs of the node. They are also held while a virtual server has no scheduler.
+func (e *Engine) held(wanted []wantedPort) map[desired.Key]bool {
+	held, holds := map[desired.Key]bool{}, e.holds(e.local)
+	for i := range wanted {
+		w := &wanted[i]
+		for key, v := range w.virtuals {
+			f := key.frontend()
+			if v.nodePort {
+				f.VIP = netip.Addr{}
+			}
+			isNew := !e.boundVIPs[key.addr.Addr()] && holds(key.addr.Addr())
+			if e.table.reschedules(key, v) || (isNew || e.table.redirects(key, v)) && e.opens(w.service, f) {
+				held[f] = true
+			}
+		}
+	}
+	return held
+}
+
+// opens reports whether a frontend may accept connections which the rules refuse now.
+func (e *Engine) opens(s *desired.Service, key desired.Key) bool {
+	before, f := frontendOf(e.frontends[key], key), frontendOf(s, key)
+	if f == nil || before != nil && admission(before).Equal(admission(f)) {
+		return false
+	}
+	return (f.Action == desired.Forward || f.ShortCircuit) && !e.found[key]
+}
+
+// frontendOf returns a frontend of a service port, nil if it has none with the key.
+func frontendOf(s *desired.Service, key desired.Key) *desired.Frontend {
+	for k, f := range frontends(s) {
+		if k == key {
+			return f
+		}
+	}
+	return nil
+}
+
+// holding returns an update that drops new connections to the frontends in held, and the changes
+// that accept them again.
+func holding(update desired.Update, held map[desired.Key]bool) (first desired.Update, then []desired.Change) {
+	if len(held) == 0 {
+		return update, nil
+	}
+	update.Changes = slices.Clone(update.Changes)
+	for i := range update.Changes {
+		c := &update.Changes[i]
+		isHeld := func(f desired.Frontend) bool { return held[c.After.Key(&f)] }
+		if c.After == nil || !slices.ContainsFunc(c.After.Frontends, isHeld) {
+			continue
+		}
+		then = append(then, desired.Change{Name: c.Name, After: c.After})
+		s := *c.After
+		s.Frontends = slices.Clone(s.Frontends)
+		for i := range s.Frontends {
+			if f := &s.Frontends[i]; isHeld(*f) {
+				f.Action, f.ShortCircuit = desired.Drop, false
+			}
+		}
+		c.After = &s
+	}
+	return update, then
+}
+
+// settle waits until each packet that was on its way has left the network stack. The kernel
+// processes packets in read-side critical sections of RCU; membarrier(2) waits for all of them,
+// which takes some 10 ms. Where it is forbidden, a connection that began at that moment may be
+// refused.
+func settle() {
+	const global = 1 // MEMBARRIER_CMD_GLOBAL of linux/membarrier.h
+	_, _, _ = unix.Syscall(unix.SYS_MEMBARRIER, global, 0, 0)
+}
+
+// release makes changes that accept new connections again, and removes from the rules what they
+// refused until it was gone.
+func (e *Engine) release(ctx context.Context, changes []desired.Change) error {
 	refused := maps.Clone(e.refused)
 	maps.DeleteFunc(refused, func(key serverKey, _ bool) bool { return e.table.virtuals[key] == nil })
-	if len(refused) == len(e.refused) {
+	if len(changes) == 0 && len(refused) == len(e.refused) {
 		return nil
 	}
-	if _, err := e.rules.Apply(ctx, desired.Update{Family: e.family, Globals: e.globals}, e.behind(refused)); err != nil {
-		return err
+	_, err := e.rules.Apply(ctx, desired.Update{Family: e.family, Changes: changes, Globals: e.globals}, e.behind(refused))
+	if err == nil {
+		e.refused = refused
 	}
-	e.refused = refused
-	return nil
+	return err
+}
+
+// redirects reports whether set will change which real servers get new connections.
+func (t *table) redirects(key serverKey, want *virtual) bool {
+	taking := 0 // what is wanted, less what is there
+	for _, weight := range want.reals {
+		taking += min(weight, 1)
+	}
+	if e := t.virtuals[key]; e != nil {
+		for addr, r := range e.reals {
+			if r.weight == 0 {
+				continue
+			}
+			if want.reals[addr] == 0 {
+				return true
+			}
+			taking--
+		}
+	}
+	return taking != 0
 }

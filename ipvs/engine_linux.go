@@ -40,16 +40,15 @@ type Engine struct {
 	trusted, reported bool
 	// boundVIPs are the addresses of the device.
 	boundVIPs map[netip.Addr]bool
-	// vipUses counts the service ports that need an address there; idleVIPs may be removed.
-	vipUses  map[netip.Addr]int
-	idleVIPs map[netip.Addr]bool
+	// vipUses counts the service ports that need an address there.
+	vipUses map[netip.Addr]int
 	// local are the node's other addresses.
 	local    []netip.Addr
-	services map[changetracker.ServicePortName]*portState
+	services map[changetracker.ServicePortName]portState
 	// owners are the service ports of the virtual servers, frontends those of the frontends,
 	// which have no virtual server without endpoints.
 	owners    map[serverKey]changetracker.ServicePortName
-	frontends map[desired.Key]served
+	frontends map[desired.Key]*desired.Service
 	// found are the frontends of the rules that a full update finds in the kernel, and whether
 	// each is open to everybody; nil during other updates.
 	found map[desired.Key]bool

@@ -325,7 +325,7 @@ func (e *Engine) findLeft() (err error) {
 // takeBack makes the VIPs of a change of mode addresses of the device again, beside their
 // routes.
 func (e *Engine) takeBack() error {
-	if e.left == nil {
+	if e.left == nil || e.table == nil {
 		return nil
 	}
 	var vips []netip.Addr
@@ -338,7 +338,7 @@ func (e *Engine) takeBack() error {
 		return err
 	}
 	for _, vip := range vips {
-		e.boundVIPs[vip], e.idleVIPs[vip] = true, true
+		e.boundVIPs[vip], e.table.idle[vip] = true, true
 	}
 	return nil
 }

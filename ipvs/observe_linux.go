@@ -42,9 +42,9 @@ func (e *Engine) observe(ctx context.Context) error {
 		e.table.inheritDeadlines(before, key)
 	}
 	e.boundVIPs, e.local, e.reported = here, elsewhere, false
-	e.vipUses, e.idleVIPs = map[netip.Addr]int{}, maps.Clone(here)
-	e.services = map[changetracker.ServicePortName]*portState{}
-	e.frontends, e.found = map[desired.Key]served{}, found
+	e.vipUses, e.table.idle = map[netip.Addr]int{}, maps.Clone(here)
+	e.services = map[changetracker.ServicePortName]portState{}
+	e.frontends, e.found = map[desired.Key]*desired.Service{}, found
 	e.owners, e.nodePorts = map[serverKey]changetracker.ServicePortName{}, map[serverKey]nodePortClaim{}
 	if e.tally != nil {
 		e.tally.owners, e.tally.servers = e.owners, e.table.virtuals

@@ -73,10 +73,10 @@ type table struct {
 	virtuals map[serverKey]*virtualServer
 	// draining are the virtual servers with draining real servers.
 	draining map[serverKey]bool
-	// perAddr counts the virtual servers of each address; freed are the addresses where one
-	// was deleted.
+	// perAddr counts the virtual servers of each address; idle are the addresses that may not be
+	// needed any more.
 	perAddr map[netip.Addr]int
-	freed   map[netip.Addr]bool
+	idle    map[netip.Addr]bool
 	// lacks are the schedulers that the kernel does not have.
 	lacks map[string]bool
 	tally *tally // nil if connections are not counted
@@ -102,7 +102,7 @@ type realServer struct {
 func newTable(k kernel, drain time.Duration, now func() time.Time) *table {
 	return &table{
 		kernel: k, drain: drain, now: now, virtuals: map[serverKey]*virtualServer{}, draining: map[serverKey]bool{},
-		perAddr: map[netip.Addr]int{}, freed: map[netip.Addr]bool{}, lacks: map[string]bool{},
+		perAddr: map[netip.Addr]int{}, idle: map[netip.Addr]bool{}, lacks: map[string]bool{},
 	}
 }
 
@@ -370,7 +370,7 @@ func (t *table) deleteIdle(key serverKey, e *virtualServer) error {
 	if t.perAddr[addr]--; t.perAddr[addr] == 0 {
 		delete(t.perAddr, addr)
 	}
-	t.freed[addr] = true
+	t.idle[addr] = true
 	if t.tally != nil {
 		t.tally.forget(key)
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
@@ -55,7 +54,7 @@ func (e *Engine) verifyServers(v *verification, update *desired.Update) (behind 
 	v.servers()
 	v.addresses()
 	behind = e.behind(e.refused)
-	behind.Holds = v.holds
+	behind.Holds = e.holds(elsewhere)
 	return behind, nil
 }
 
@@ -75,13 +74,12 @@ func (e *Engine) verifyFirewall(ctx context.Context, update *desired.Update, v *
 
 // verification compares what the kernel has with what a new engine would write.
 type verification struct {
-	engine    *Engine
-	elsewhere []netip.Addr
-	here      map[netip.Addr]bool
-	have      map[serverKey]*virtual
-	want      map[serverKey]wantedServer
-	vips      map[netip.Addr]changetracker.ServicePortName // wanted on the device; the zero name if several ports need it
-	report    proxier.Verification
+	engine *Engine
+	here   map[netip.Addr]bool
+	have   map[serverKey]*virtual
+	want   map[serverKey]wantedServer
+	vips   map[netip.Addr]changetracker.ServicePortName // wanted on the device; the zero name if several ports need it
+	report proxier.Verification
 }
 
 type wantedServer struct {
@@ -95,31 +93,19 @@ func (v *verification) join(r proxier.Verification) {
 	v.report.Differences = append(v.report.Differences, r.Differences...)
 }
 
-// holds is Engine.holds with the addresses that the node has now.
-func (v *verification) holds(vip netip.Addr) bool {
-	return !slices.Contains(v.elsewhere, vip) && !v.engine.excluded(vip)
-}
-
 // expect plans the virtual servers and the addresses of the device.
 func (v *verification) expect(update *desired.Update, elsewhere []netip.Addr) {
-	v.elsewhere = elsewhere
-	p := planner{config: &v.engine.config, nodeAddrs: nodePortAddrs(elsewhere, update.Globals.NodePortAddresses)}
-	for s := range update.Services() {
-		for key, server := range p.virtuals(s) {
-			other, taken := v.want[key]
-			if !v.engine.excluded(key.addr.Addr()) && (!taken || other.nodePort && !server.nodePort) {
-				v.want[key] = wantedServer{server, s.Name}
+	for _, w := range v.engine.wanted(update, elsewhere) {
+		for key, server := range w.virtuals {
+			if other, taken := v.want[key]; !taken || other.nodePort && !server.nodePort {
+				v.want[key] = wantedServer{server, w.service.Name}
 			}
 		}
-		for i := range s.Frontends {
-			vip := s.Frontends[i].VIP
-			if !vip.IsValid() || !v.holds(vip) {
-				continue
-			}
-			if name, known := v.vips[vip]; known && name != s.Name {
+		for _, vip := range w.vips {
+			if name, known := v.vips[vip]; known && name != w.service.Name {
 				v.vips[vip] = changetracker.ServicePortName{}
 			} else {
-				v.vips[vip] = s.Name
+				v.vips[vip] = w.service.Name
 			}
 		}
 	}

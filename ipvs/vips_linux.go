@@ -7,21 +7,22 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// vipsOf returns the addresses that a service port needs on the device.
-func (e *Engine) vipsOf(s *desired.Service) []netip.Addr {
+// vipsOf returns the addresses that a service port needs on the device of a node with these others.
+func (e *Engine) vipsOf(s *desired.Service, local []netip.Addr) []netip.Addr {
 	var vips []netip.Addr
+	holds := e.holds(local)
 	for i := range s.Frontends {
-		if vip := s.Frontends[i].VIP; vip.IsValid() && e.holds(vip) {
+		if vip := s.Frontends[i].VIP; vip.IsValid() && holds(vip) {
 			vips = append(vips, vip)
 		}
 	}
 	return slices.Compact(vips) // frontends are sorted by VIP
 }
 
-// holds reports whether a VIP belongs on the device: not if it is an address of the node,
-// or excluded.
-func (e *Engine) holds(vip netip.Addr) bool {
-	return !slices.Contains(e.local, vip) && !e.excluded(vip)
+// holds returns a function that reports whether a VIP belongs on the device: not if it is an
+// address of the node, or excluded.
+func (e *Engine) holds(local []netip.Addr) func(vip netip.Addr) bool {
+	return func(vip netip.Addr) bool { return !slices.Contains(local, vip) && !e.excluded(vip) }
 }
 
 func (e *Engine) excluded(a netip.Addr) bool {
@@ -46,12 +47,8 @@ func (e *Engine) bind(wanted []wantedPort) error {
 // unbind removes the addresses that neither a service port nor a draining virtual server
 // needs.
 func (e *Engine) unbind() error {
-	for addr := range e.table.freed {
-		e.idleVIPs[addr] = true
-	}
-	clear(e.table.freed)
 	var removed []netip.Addr
-	for a := range e.idleVIPs {
+	for a := range e.table.idle {
 		inUse := e.vipUses[a] > 0 || e.table.perAddr[a] > 0 && !slices.Contains(e.local, a)
 		if e.boundVIPs[a] && !inUse && !e.excluded(a) {
 			removed = append(removed, a)
@@ -63,7 +60,7 @@ func (e *Engine) unbind() error {
 	for _, a := range removed {
 		delete(e.boundVIPs, a)
 	}
-	clear(e.idleVIPs)
+	clear(e.table.idle)
 	e.report.Writes += len(removed)
 	return nil
 }
@@ -73,7 +70,7 @@ func (e *Engine) use(vips []netip.Addr, n int) {
 	for _, a := range vips {
 		if e.vipUses[a] += n; e.vipUses[a] == 0 {
 			delete(e.vipUses, a)
-			e.idleVIPs[a] = true
+			e.table.idle[a] = true
 		}
 	}
 }

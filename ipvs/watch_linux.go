@@ -185,7 +185,7 @@ func (e *Engine) deleteDrained(ctx context.Context) error {
 	if !e.trusted || len(e.table.draining) == 0 {
 		return nil
 	}
-	err := errors.Join(e.table.deleteDrained(), e.unbind(), e.releaseGone(ctx))
+	err := errors.Join(e.table.deleteDrained(), e.unbind(), e.release(ctx, nil))
 	e.trusted = err == nil
 	return err
 }
