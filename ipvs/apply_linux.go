@@ -154,6 +154,16 @@ func (e *Engine) applyServers(update *desired.Update, wanted []wantedPort) error
 	return errors.Join(append(errs, e.unbind())...)
 }
 
+// own gives a virtual server to a service port. What was counted is that of the last one.
+func (e *Engine) own(key serverKey, name changetracker.ServicePortName) error {
+	var err error
+	if last, owned := e.owners[key]; owned && last != name {
+		err = e.table.account(key)
+	}
+	e.owners[key] = name
+	return err
+}
+
 // ownFirst gives the virtual servers of VIPs to their service ports before any is written: a
 // node port of another one, which comes earlier, would drain them for a moment.
 func (e *Engine) ownFirst(wanted []wantedPort) error {

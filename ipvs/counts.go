@@ -47,10 +47,10 @@ const memory = 24 * time.Hour
 const statsDelay = 3 * time.Second
 
 // add adds the counters of the real servers of a virtual server.
-func (t *tally) add(server serverKey, values map[netip.AddrPort]uint32, began uint64) {
-	for real, value := range values {
+func (t *tally) add(server serverKey, of loads, began uint64) {
+	for real, load := range of {
 		k := counterKey{server, real}
-		t.ledger.Add(k, widen(t.ledger.Value(k), value), t.ownerOf(k), began)
+		t.ledger.Add(k, widen(t.ledger.Value(k), load.total), t.ownerOf(k), began)
 	}
 }
 
@@ -80,7 +80,7 @@ func widen(last uint64, value uint32) uint64 {
 
 // addNow is add with values that were read just now.
 func (t *tally) addNow(server serverKey, of loads) {
-	t.add(server, of.connections(), t.ledger.Clock())
+	t.add(server, of, t.ledger.Clock())
 }
 
 // observe adds all counters before a full sync. What they had before the first one is nobody's.
@@ -90,7 +90,7 @@ func (t *tally) observe(all map[serverKey]*virtual) {
 	}
 	t.ledger.Begin(time.Now())
 	for key, v := range all {
-		t.add(key, v.counted, t.ledger.Clock())
+		t.addNow(key, v.loads)
 	}
 	for key, reals := range t.departed {
 		if all[key] == nil {

@@ -5,14 +5,15 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/internal/namespace"
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
@@ -25,8 +26,7 @@ type device struct {
 	name   string
 	mark   net.HardwareAddr
 	family int
-	handle *netlink.Handle
-	lists  *netlinkx.Socket
+	lists  *netlinkx.Socket  // and single changes
 	socket *nl.NetlinkSocket // for batches
 	// adopts means that a device of kube-proxy is taken over.
 	adopts bool
@@ -36,17 +36,13 @@ type device struct {
 	foreign string
 }
 
-func openDevice(netNS string, names proxier.Names, family v1.IPFamily) (d *device, err error) {
-	d = &device{name: names.Device, mark: markOf(names), adopts: names == proxier.KubeProxyNames(), family: unix.AF_INET}
-	if family == v1.IPv6Protocol {
-		d.family = unix.AF_INET6
-	}
+func openDevice(netNS string, names proxier.Names, family int) (d *device, err error) {
+	d = &device{name: names.Device, mark: markOf(names), adopts: names == proxier.KubeProxyNames(), family: family}
 	err = namespace.Visit(netNS, func() error {
-		var errHandle, errLists, errSocket error
-		d.handle, errHandle = netlinkx.LimitedHandle(netlink.NewHandle(unix.NETLINK_ROUTE))
+		var errLists, errSocket error
 		d.lists, errLists = netlinkx.Open("")
 		d.socket, errSocket = netlinkx.Limited(nl.Subscribe(unix.NETLINK_ROUTE))
-		return errors.Join(errHandle, errLists, errSocket)
+		return errors.Join(errLists, errSocket)
 	})
 	if err != nil {
 		d.close()
@@ -56,9 +52,6 @@ func openDevice(netNS string, names proxier.Names, family v1.IPFamily) (d *devic
 }
 
 func (d *device) close() {
-	if d.handle != nil {
-		d.handle.Close()
-	}
 	if d.lists != nil {
 		d.lists.Close()
 	}
@@ -84,7 +77,7 @@ func (d *device) ensure() error {
 	if err := d.find(); err != nil || d.index != 0 {
 		return err
 	}
-	err := d.handle.LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: d.name, HardwareAddr: d.mark}})
+	err := d.lists.Routing().LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: d.name, HardwareAddr: d.mark}})
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return missing("network device of type dummy", "dummy", err)
 	}
@@ -101,18 +94,15 @@ func (d *device) ensure() error {
 // find finds the device, and marks one that it adopts.
 func (d *device) find() error {
 	d.index, d.foreign = 0, ""
-	link, err := d.handle.LinkByName(d.name) //nolint:forbidigo // requests one device only
-	if errors.As(err, new(netlink.LinkNotFoundError)) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("find device %s: %w", d.name, err)
+	link, err := d.link()
+	if err != nil || link == nil {
+		return err
 	}
 	mark := link.Attrs().HardwareAddr
 	switch isDummy := link.Type() == "dummy"; {
 	case isDummy && bytes.Equal(mark, d.mark):
 	case isDummy && d.adopts && !bytes.HasPrefix(mark, []byte(markPrefix)):
-		if err := d.handle.LinkSetHardwareAddr(link, d.mark); err != nil {
+		if err := d.lists.Routing().LinkSetHardwareAddr(link, d.mark); err != nil {
 			return fmt.Errorf("adopt device %s: %w", d.name, denied(err))
 		}
 	case bytes.HasPrefix(mark, []byte(markPrefix)):
@@ -124,6 +114,18 @@ func (d *device) find() error {
 	}
 	d.index = link.Attrs().Index
 	return nil
+}
+
+// link returns the link with the name of the device, nil if there is none.
+func (d *device) link() (netlink.Link, error) {
+	link, err := d.lists.Routing().LinkByName(d.name) //nolint:forbidigo // requests one device only
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find device %s: %w", d.name, err)
+	}
+	return link, nil
 }
 
 func (d *device) isOn(link int) bool { return d.index != 0 && link == d.index }
@@ -162,10 +164,8 @@ func (d *device) remove(addrs []netip.Addr) error {
 // was nothing to do.
 func (d *device) change(message int, addrs []netip.Addr, done unix.Errno) error {
 	var errs []error
-	for len(addrs) > 0 {
-		n := min(batch, len(addrs))
-		errs = append(errs, d.changeSome(message, addrs[:n], done))
-		addrs = addrs[n:]
+	for some := range slices.Chunk(addrs, batch) {
+		errs = append(errs, d.changeSome(message, some, done))
 	}
 	return errors.Join(errs...)
 }
@@ -228,11 +228,7 @@ func (d *device) delete() error {
 	if err != nil {
 		return err
 	}
-	var ours []netip.Addr
-	for addr := range here {
-		ours = append(ours, addr)
-	}
-	if err := d.remove(ours); err != nil {
+	if err := d.remove(slices.Collect(maps.Keys(here))); err != nil {
 		return err
 	}
 	list, err := netlinkx.AddrList(d.lists, unix.AF_UNSPEC)
@@ -244,38 +240,27 @@ func (d *device) delete() error {
 			return nil // the other family still uses it
 		}
 	}
-	err = d.handle.LinkDel(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: d.name, Index: d.index}})
+	err = d.lists.Routing().LinkDel(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: d.name, Index: d.index}})
 	if err != nil && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("delete device %s: %w", d.name, err)
 	}
 	return nil
 }
 
-// otherAddresses lists the addresses of all interfaces but a device.
-func otherAddresses(netNS, device string) (addrs []netip.Addr, err error) {
-	err = namespace.Visit(netNS, func() error {
-		interfaces, err := net.Interfaces()
-		if err != nil {
-			return err
-		}
-		for _, i := range interfaces {
-			if i.Name == device {
-				continue
-			}
-			list, err := i.Addrs()
-			if err != nil {
-				return err
-			}
-			for _, a := range list {
-				if prefix, err := netip.ParsePrefix(a.String()); err == nil {
-					addrs = append(addrs, prefix.Addr().Unmap())
-				}
-			}
-		}
-		return nil
-	})
+// otherAddresses lists the addresses of all links of the node but those with the name of the device.
+func otherAddresses(c *Config) ([]netip.Addr, error) {
+	d, err := openDevice(c.NetNS, c.Names, unix.AF_UNSPEC)
 	if err != nil {
-		return nil, fmt.Errorf("list the addresses of the node: %w", err)
+		return nil, err
 	}
-	return addrs, nil
+	defer d.close()
+	link, err := d.link()
+	if err != nil {
+		return nil, err
+	}
+	if link != nil {
+		d.index = link.Attrs().Index
+	}
+	_, addrs, err := d.addresses()
+	return addrs, err
 }

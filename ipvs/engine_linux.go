@@ -32,7 +32,7 @@ type Engine struct {
 	system   system
 
 	mu     sync.Mutex // guards all below, and rules; Watch deletes drained real servers
-	kernel kernelConn // nil until it is needed
+	kernel kernel     // nil until it is needed
 	device vipDevice
 	table  *table
 	// trusted means that table and boundVIPs are what the kernel holds; reported means that
@@ -71,7 +71,7 @@ type Engine struct {
 
 // system is how the engine reaches the machine; tests replace it.
 type system struct {
-	kernel func() (kernelConn, error)
+	kernel func() (kernel, error)
 	device func() (vipDevice, error)
 	// loaded reports whether IPVS is loaded.
 	loaded func() (bool, error)
@@ -93,13 +93,6 @@ type rules interface {
 	Frontends(ctx context.Context) (map[desired.Key]bool, error)
 	Cleanup(ctx context.Context) error
 	Close() error
-}
-
-// kernelConn is an open connection to IPVS.
-type kernelConn interface {
-	kernel
-	setTimeouts(c *Config) error
-	Close()
 }
 
 // vipDevice is the device that holds the VIPs.
@@ -149,7 +142,7 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 	config = config.WithDefaults()
 	if deps.LocalAddresses == nil {
-		deps.LocalAddresses = func(context.Context) ([]netip.Addr, error) { return otherAddresses(config.NetNS, config.Names.Device) }
+		deps.LocalAddresses = func(context.Context) ([]netip.Addr, error) { return otherAddresses(&config) }
 	}
 	deps = nodedeps.Complete(config.Config, deps)
 	return lightdeps.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) { return NewEngine(config, family, deps) })
@@ -215,8 +208,8 @@ func (e *Engine) openAll() error {
 func (e *Engine) realSystem() system {
 	c := &e.config
 	return system{
-		kernel: func() (kernelConn, error) { return openKernel(c.NetNS, e.family) },
-		device: func() (vipDevice, error) { return openDevice(c.NetNS, c.Names, e.family) },
+		kernel: func() (kernel, error) { return openKernel(c.NetNS, e.family) },
+		device: func() (vipDevice, error) { return openDevice(c.NetNS, c.Names, number(e.family)) },
 		loaded: func() (bool, error) { return ipvsLoaded(c.NetNS) },
 		left:   func() (*left, error) { return openLeft(c, e.family) },
 		check:  e.checkSysctls,

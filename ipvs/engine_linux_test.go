@@ -485,7 +485,7 @@ func TestAFailedStartClosesEverything(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode()
 	for what, breaks := range map[string]func(g *system){
-		"kernel":   func(g *system) { g.kernel = func() (kernelConn, error) { return nil, errFault } },
+		"kernel":   func(g *system) { g.kernel = func() (kernel, error) { return nil, errFault } },
 		"device":   func(g *system) { g.device = func() (vipDevice, error) { return nil, errFault } },
 		"settings": func(g *system) { g.check = func(func(string)) error { return errFault } },
 	} {

@@ -28,9 +28,6 @@ type node struct {
 	events []string
 }
 
-func (k *fakeKernel) setTimeouts(*Config) error { return k.call(func() error { return nil }) }
-func (k *fakeKernel) Close()                    {}
-
 // fakeDevice is the dummy device, and the addresses of the other links.
 type fakeDevice struct {
 	exists        bool
@@ -293,7 +290,7 @@ func (n *node) engine(tb testing.TB, change ...func(*Config)) *Engine {
 	}
 	e.rules = &guardedRules{rules: n.rules, engine: e}
 	e.system = system{
-		kernel: func() (kernelConn, error) { return n.kernel, nil },
+		kernel: func() (kernel, error) { return n.kernel, nil },
 		device: func() (vipDevice, error) { return n.device, nil },
 		loaded: func() (bool, error) { return true, nil },
 		left:   func() (*left, error) { return nil, nil },

@@ -53,6 +53,9 @@ func newFakeKernel() *fakeKernel {
 	}
 }
 
+func (k *fakeKernel) setTimeouts(*Config) error { return k.call(func() error { return nil }) }
+func (k *fakeKernel) Close()                    {}
+
 // call runs effect, unless the call fails before.
 func (k *fakeKernel) call(effect func() error) error {
 	k.calls++
@@ -87,10 +90,7 @@ func (k *fakeKernel) List() (all map[serverKey]*virtual, err error) {
 			if len(k.counted) == 0 { // nobody has connected, or counts
 				continue
 			}
-			all[key].counted = map[netip.AddrPort]uint32{}
-			for real := range v.reals {
-				all[key].counted[real] = k.counted[counterKey{key, real}]
-			}
+			all[key].loads = k.loads(key)
 		}
 		return nil
 	})
@@ -114,15 +114,20 @@ func (k *fakeKernel) Get(key serverKey) (v *virtual, err error) {
 
 func (k *fakeKernel) Loads(key serverKey) (all loads, err error) {
 	err = k.call(func() error {
-		all = loads{}
-		if v := k.virtuals[key]; v != nil {
-			for real := range v.reals {
-				all[real] = load{k.busy[key][real], k.counted[counterKey{key, real}]}
-			}
-		}
+		all = k.loads(key)
 		return nil
 	})
 	return all, err
+}
+
+func (k *fakeKernel) loads(key serverKey) loads {
+	all := loads{}
+	if v := k.virtuals[key]; v != nil {
+		for real := range v.reals {
+			all[real] = load{uint32(k.busy[key][real]), k.counted[counterKey{key, real}]}
+		}
+	}
+	return all
 }
 
 func (k *fakeKernel) Put(key serverKey, s settings, as change) error {

@@ -69,7 +69,7 @@ func (p *historyPlane) Engines(config proxier.Config, calls *histories.Calls) (m
 	c := calledNode{p, calls}
 	e := p.node.engine(p.tb, func(own *Config) { own.Config = config })
 	e.rules = &guardedRules{rules: calledRules{p.node.rules, c}, engine: e}
-	e.system.kernel = func() (kernelConn, error) { return calledKernel{c}, nil }
+	e.system.kernel = func() (kernel, error) { return calledKernel{c}, nil }
 	e.system.device = func() (vipDevice, error) { return calledDevice{p.node.device, c}, nil }
 	return map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: e}, nil
 }

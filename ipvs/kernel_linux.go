@@ -39,13 +39,18 @@ func openKernel(netNS string, family v1.IPFamily) (k *netlinkKernel, err error) 
 		if err != nil {
 			return fmt.Errorf("open netlink socket: %w", denied(err))
 		}
-		k = &netlinkKernel{handle: handle, netNS: netNS, family: unix.AF_INET}
-		if family == v1.IPv6Protocol {
-			k.family = unix.AF_INET6
-		}
+		k = &netlinkKernel{handle: handle, netNS: netNS, family: uint16(number(family))}
 		return nil
 	})
 	return k, err
+}
+
+// number is the kernel's number of an IP family.
+func number(family v1.IPFamily) int {
+	if family == v1.IPv6Protocol {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
 }
 
 func findIPVS() error {
@@ -64,18 +69,15 @@ func findIPVS() error {
 // revision, and the match ipvs needs ip_vs.
 func loadIPVS() error {
 	const (
-		compatGet   = 0 // NFNL_MSG_COMPAT_GET, and its attributes NFTA_COMPAT_NAME, _REV and _TYPE
-		compatName  = 1
-		compatRev   = 2
-		compatType  = 3
+		compatGet   = 0 // NFNL_MSG_COMPAT_GET of linux/netfilter/nf_tables_compat.h
 		typeMatch   = 0
 		anyRevision = 0
 	)
 	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFT_COMPAT<<8|compatGet, unix.NLM_F_ACK)
 	request.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_INET, Version: unix.NFNETLINK_V0})
-	request.AddData(nl.NewRtAttr(compatName, nl.ZeroTerminated("ipvs")))
-	request.AddData(nl.NewRtAttr(compatRev, binary.BigEndian.AppendUint32(nil, anyRevision)))
-	request.AddData(nl.NewRtAttr(compatType, binary.BigEndian.AppendUint32(nil, typeMatch)))
+	request.AddData(nl.NewRtAttr(unix.NFTA_COMPAT_NAME, nl.ZeroTerminated("ipvs")))
+	request.AddData(nl.NewRtAttr(unix.NFTA_COMPAT_REV, binary.BigEndian.AppendUint32(nil, anyRevision)))
+	request.AddData(nl.NewRtAttr(unix.NFTA_COMPAT_TYPE, binary.BigEndian.AppendUint32(nil, typeMatch)))
 	_, err := request.Execute(unix.NETLINK_NETFILTER, 0)
 	return err
 }
@@ -131,7 +133,7 @@ func (k *netlinkKernel) List() (map[serverKey]*virtual, error) {
 func (k *netlinkKernel) virtual(s *ipvs.Service) (*virtual, error) {
 	v := &virtual{
 		settings: settings{scheduler: s.SchedName, flags: s.Flags &^ flagHashed},
-		reals:    map[netip.AddrPort]int{}, counted: map[netip.AddrPort]uint32{},
+		reals:    map[netip.AddrPort]int{}, loads: loads{},
 	}
 	if v.flags&flagPersistent != 0 {
 		v.timeout = time.Duration(s.Timeout) * time.Second
@@ -141,8 +143,8 @@ func (k *netlinkKernel) virtual(s *ipvs.Service) (*virtual, error) {
 		return nil, fmt.Errorf("list real servers: %w", err)
 	}
 	for _, d := range destinations {
-		real := netip.AddrPortFrom(addrOf(d.Address), d.Port)
-		v.reals[real], v.counted[real] = d.Weight, d.Stats.Connections
+		real := v.loads.add(d)
+		v.reals[real] = d.Weight
 		v.forward = methodOf(func(m method) bool { return m.flag == d.ConnectionFlags&ipvs.ConnectionFlagFwdMask })
 	}
 	return v, nil
@@ -189,9 +191,16 @@ func (k *netlinkKernel) Loads(key serverKey) (loads, error) {
 	}
 	all := make(loads, len(destinations))
 	for _, d := range destinations {
-		all[netip.AddrPortFrom(addrOf(d.Address), d.Port)] = load{d.ActiveConnections + d.InactiveConnections, d.Stats.Connections}
+		all.add(d)
 	}
 	return all, nil
+}
+
+// add adds those of a real server.
+func (l loads) add(d *ipvs.Destination) (real netip.AddrPort) {
+	real = netip.AddrPortFrom(addrOf(d.Address), d.Port)
+	l[real] = load{uint32(d.ActiveConnections + d.InactiveConnections), d.Stats.Connections}
+	return real
 }
 
 // Put implements kernel. An update fails if another program has deleted the virtual server,

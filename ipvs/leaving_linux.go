@@ -173,7 +173,7 @@ func (f *leavingFamily) step(age time.Duration) (connections int, done bool, err
 		}
 		n := 0
 		for _, of := range busy {
-			n += of.open
+			n += int(of.open)
 		}
 		if n > 0 && age < f.config.Drain {
 			connections += n

@@ -3,8 +3,10 @@ package ipvs
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
@@ -70,8 +72,8 @@ type virtual struct {
 	// serving are all serving endpoints. Their connections continue; those that are
 	// not in reals get no new ones.
 	serving desired.Endpoints
-	// counted are the connections that the kernel has counted; nil in a plan.
-	counted map[netip.AddrPort]uint32
+	// loads are the connections of the real servers; nil in a plan.
+	loads loads
 }
 
 // serves reports whether connections to an endpoint may continue.
@@ -313,4 +315,45 @@ func object(key serverKey, real netip.AddrPort) string {
 
 func compareKeys(a, b serverKey) int {
 	return cmp.Or(a.addr.Compare(b.addr), cmp.Compare(a.protocol, b.protocol))
+}
+
+// text prints virtual servers in a format like that of ipvsadm.
+func text(all map[serverKey]*virtual) string {
+	var b strings.Builder
+	for _, key := range slices.SortedFunc(maps.Keys(all), compareKeys) {
+		v := all[key]
+		fmt.Fprintf(&b, "%v %s", key, v.scheduler)
+		if v.flags&flagPersistent != 0 {
+			fmt.Fprintf(&b, " persistent %v", v.timeout)
+		}
+		for _, f := range v.flagNames() {
+			b.WriteString(" " + f)
+		}
+		b.WriteByte('\n')
+		how := ""
+		if v.forward != ForwardMasquerade {
+			how = " forwarding " + v.forward.String()
+		}
+		for _, addr := range slices.SortedFunc(maps.Keys(v.reals), netip.AddrPort.Compare) {
+			fmt.Fprintf(&b, "  -> %v weight %d%s\n", addr, v.reals[addr], how)
+		}
+	}
+	return b.String()
+}
+
+// flagNames returns the names that ipvsadm has for the flags, except persistence.
+func (s settings) flagNames() (names []string) {
+	for _, f := range []struct {
+		flag uint32
+		name string
+	}{{flagOnePacket, "ops"}, {flagHashFallback, s.scheduler + "-fallback"}, {flagHashPort, s.scheduler + "-port"}} {
+		if s.flags&f.flag != 0 {
+			names = append(names, f.name)
+		}
+	}
+	const named = flagPersistent | flagOnePacket | flagHashFallback | flagHashPort
+	if rest := s.flags &^ named; rest != 0 {
+		names = append(names, fmt.Sprintf("flags %#x", rest))
+	}
+	return names
 }

@@ -29,24 +29,14 @@ type kernel interface {
 	Delete(key serverKey) error
 	PutReal(key serverKey, real netip.AddrPort, weight int, how Forward, as change) error
 	DeleteReal(key serverKey, real netip.AddrPort) error
+	setTimeouts(c *Config) error
+	Close()
 }
 
 // load is how many connections a real server has, and has had since it was added.
-type load struct {
-	open  int
-	total uint32
-}
+type load struct{ open, total uint32 }
 
 type loads map[netip.AddrPort]load
-
-// connections returns the totals.
-func (l loads) connections() map[netip.AddrPort]uint32 {
-	totals := make(map[netip.AddrPort]uint32, len(l))
-	for real, of := range l {
-		totals[real] = of.total
-	}
-	return totals
-}
 
 // change is how to write an object.
 type change uint8
