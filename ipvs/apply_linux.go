@@ -47,10 +47,11 @@ func frontends(s *desired.Service) iter.Seq2[desired.Key, *desired.Frontend] {
 	}
 }
 
-// nodePortClaim is a virtual server that a service port needs for a node port.
-type nodePortClaim struct {
-	name    changetracker.ServicePortName
-	virtual *virtual
+// claim is a virtual server that a service port needs.
+type claim struct {
+	*virtual
+
+	name changetracker.ServicePortName
 }
 
 func (e *Engine) apply(ctx context.Context, update *desired.Update) error {
@@ -71,7 +72,9 @@ func (e *Engine) apply(ctx context.Context, update *desired.Update) error {
 		e.disconnect()
 		return err
 	}
-	e.tally.applied(update)
+	if e.tally != nil {
+		e.tally.ledger.Applied(update)
+	}
 	e.trusted, e.found = true, nil
 	return nil
 }
@@ -105,8 +108,8 @@ func (e *Engine) wanted(update *desired.Update, local []netip.Addr) []wantedPort
 	all := make([]wantedPort, 0, len(update.Changes))
 	for s := range update.Services() {
 		virtuals := p.virtuals(s)
-		maps.DeleteFunc(virtuals, func(key serverKey, _ *virtual) bool { return e.excluded(key.addr.Addr()) })
-		keys := slices.SortedFunc(maps.Keys(virtuals), compareKeys)
+		maps.DeleteFunc(virtuals, func(key serverKey, _ *virtual) bool { return e.excluded(key.VIP) })
+		keys := slices.SortedFunc(maps.Keys(virtuals), desired.Key.Compare)
 		all = append(all, wantedPort{portState{s, keys, e.vipsOf(s, local)}, virtuals})
 	}
 	return all
@@ -117,9 +120,7 @@ func (e *Engine) applyRules(ctx context.Context, update *desired.Update) error {
 	result, err := e.rules.Apply(ctx, *update, e.behind(refused))
 	e.report, e.gone = result.Report, append(e.gone, result.Left...)
 	if update.Full {
-		for key := range refused {
-			e.gone = append(e.gone, key.frontend())
-		}
+		e.gone = slices.AppendSeq(e.gone, maps.Keys(refused))
 	}
 	if err == nil {
 		e.refused, e.globals = refused, update.Globals
@@ -129,11 +130,7 @@ func (e *Engine) applyRules(ctx context.Context, update *desired.Update) error {
 
 // behind returns what the rules need to know beside an update.
 func (e *Engine) behind(refused map[serverKey]bool) nftables.Behind {
-	keys := make(map[desired.Key]bool, len(refused))
-	for key := range refused {
-		keys[key.frontend()] = true
-	}
-	return nftables.Behind{Holds: e.holds(e.local), Refused: keys}
+	return nftables.Behind{Holds: e.holds(e.local), Refused: refused}
 }
 
 // applyServers writes addresses and virtual servers.
@@ -185,7 +182,7 @@ func (e *Engine) setPort(w *wantedPort) error {
 	for _, key := range w.keys {
 		v := w.virtuals[key]
 		if v.nodePort {
-			e.nodePorts[key] = nodePortClaim{name, v}
+			e.nodePorts[key] = claim{v, name}
 		}
 		if owner, owned := e.owners[key]; owned && owner != name && v.nodePort {
 			continue // a VIP that is an address of the node has precedence
@@ -221,7 +218,7 @@ func (e *Engine) replacePort(name changetracker.ServicePortName, now portState) 
 func (e *Engine) dropServers(name changetracker.ServicePortName, before, now []serverKey) error {
 	var errs []error
 	for _, key := range before {
-		if _, found := slices.BinarySearchFunc(now, key, compareKeys); found {
+		if _, found := slices.BinarySearchFunc(now, key, desired.Key.Compare); found {
 			continue
 		}
 		if e.nodePorts[key].name == name {
@@ -248,7 +245,7 @@ func (e *Engine) handOver(key serverKey) error {
 // removeLeftovers removes virtual servers without a service port.
 func (e *Engine) removeLeftovers() error {
 	var errs []error
-	for _, key := range slices.SortedFunc(maps.Keys(e.table.virtuals), compareKeys) {
+	for _, key := range slices.SortedFunc(maps.Keys(e.table.virtuals), desired.Key.Compare) {
 		if _, owned := e.owners[key]; !owned {
 			errs = append(errs, e.table.remove(key))
 		}
@@ -281,4 +278,72 @@ func isRefusal(err error) bool {
 		return !slices.ContainsFunc(e.Unwrap(), func(err error) bool { return !isRefusal(err) })
 	}
 	return false
+}
+
+// vipsOf returns the addresses that a service port needs on the device of a node with these others.
+func (e *Engine) vipsOf(s *desired.Service, local []netip.Addr) []netip.Addr {
+	var vips []netip.Addr
+	holds := e.holds(local)
+	for i := range s.Frontends {
+		if vip := s.Frontends[i].VIP; vip.IsValid() && holds(vip) {
+			vips = append(vips, vip)
+		}
+	}
+	return slices.Compact(vips) // frontends are sorted by VIP
+}
+
+// holds returns a function that reports whether a VIP belongs on the device: not if it is an
+// address of the node, or excluded.
+func (e *Engine) holds(local []netip.Addr) func(vip netip.Addr) bool {
+	return func(vip netip.Addr) bool { return !slices.Contains(local, vip) && !e.excluded(vip) }
+}
+
+func (e *Engine) excluded(a netip.Addr) bool {
+	return slices.ContainsFunc(e.config.ExcludeCIDRs, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// bind adds addresses to the device.
+func (e *Engine) bind(wanted []wantedPort) error {
+	var added []netip.Addr
+	for i := range wanted {
+		for _, a := range wanted[i].vips {
+			if !e.boundVIPs[a] {
+				e.boundVIPs[a] = true
+				added = append(added, a)
+			}
+		}
+	}
+	e.report.Writes += len(added)
+	return e.device.add(added)
+}
+
+// unbind removes the addresses that neither a service port nor a draining virtual server
+// needs.
+func (e *Engine) unbind() error {
+	var removed []netip.Addr
+	for a := range e.table.idle {
+		inUse := e.vipUses[a] > 0 || e.table.perAddr[a] > 0 && !slices.Contains(e.local, a)
+		if e.boundVIPs[a] && !inUse && !e.excluded(a) {
+			removed = append(removed, a)
+		}
+	}
+	if err := e.device.remove(removed); err != nil {
+		return err
+	}
+	for _, a := range removed {
+		delete(e.boundVIPs, a)
+	}
+	clear(e.table.idle)
+	e.report.Writes += len(removed)
+	return nil
+}
+
+// use adds n to the number of service ports that need each address.
+func (e *Engine) use(vips []netip.Addr, n int) {
+	for _, a := range vips {
+		if e.vipUses[a] += n; e.vipUses[a] == 0 {
+			delete(e.vipUses, a)
+			e.table.idle[a] = true
+		}
+	}
 }

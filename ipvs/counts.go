@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/counting"
 )
 
@@ -124,13 +123,6 @@ func (t *tally) depart(key serverKey, real netip.AddrPort) {
 	t.departed[key][real] = time.Now()
 }
 
-// applied is called after an update.
-func (t *tally) applied(update *desired.Update) {
-	if t != nil {
-		t.ledger.Applied(update)
-	}
-}
-
 // account adds the counters of the real servers of a virtual server, if connections are counted.
 func (t *table) account(key serverKey) error {
 	if t.tally == nil || t.virtuals[key] == nil {
@@ -144,19 +136,14 @@ func (t *table) account(key serverKey) error {
 	return nil
 }
 
-// accountReturned is account if one of the real servers was deleted before.
+// accountReturned is account if one of the real servers was deleted before. Connections are counted.
 func (t *table) accountReturned(key serverKey, created []netip.AddrPort) error {
-	if t.tally == nil {
-		return nil
-	}
-	returned := false
+	departed := t.tally.departed[key]
+	before := len(departed)
 	for _, real := range created {
-		if _, ok := t.tally.departed[key][real]; ok {
-			returned = true
-			delete(t.tally.departed[key], real)
-		}
+		delete(departed, real)
 	}
-	if !returned {
+	if len(departed) == before {
 		return nil
 	}
 	return t.account(key)

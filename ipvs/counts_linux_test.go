@@ -105,7 +105,7 @@ func (h *countsHistory) step() {
 func (h *countsHistory) connect() {
 	for name, s := range h.services {
 		for i := range s.Frontends {
-			key := serverKey{s.Protocol, netip.AddrPortFrom(s.Frontends[i].VIP, s.Frontends[i].Port)}
+			key := keyOf(s.Protocol, netip.AddrPortFrom(s.Frontends[i].VIP, s.Frontends[i].Port))
 			for _, real := range s.Cluster.Slice() {
 				for range h.dice.IntN(3) {
 					h.n.kernel.connect(key, real)

@@ -41,17 +41,17 @@ func (e *Engine) leavingServers(update *desired.Update) map[serverKey]bool {
 		return inRules[f] || s != nil && !changed[s.Name]
 	}
 	maps.DeleteFunc(draining, func(key serverKey, _ bool) bool {
-		nodePort := desired.Key{Protocol: key.protocol, Port: key.addr.Port()}
-		onNode := slices.Contains(e.local, key.addr.Addr())
-		return e.table.virtuals[key] == nil && !e.boundVIPs[key.addr.Addr()] || served(key.frontend()) || served(nodePort) && onNode
+		nodePort := desired.Key{Protocol: key.Protocol, Port: key.Port}
+		onNode := slices.Contains(e.local, key.VIP)
+		return e.table.virtuals[key] == nil && !e.boundVIPs[key.VIP] || served(key) || served(nodePort) && onNode
 	})
 	return draining
 }
 
-// addVIP adds the place of the virtual server of a frontend, unless it is a node port.
+// addVIP adds a frontend, unless it is a node port.
 func addVIP(to map[serverKey]bool, f desired.Key) {
 	if f.VIP.IsValid() {
-		to[serverKey{f.Protocol, netip.AddrPortFrom(f.VIP, f.Port)}] = true
+		to[f] = true
 	}
 }
 
@@ -85,11 +85,11 @@ func (e *Engine) held(wanted []wantedPort) map[desired.Key]bool {
 	for i := range wanted {
 		w := &wanted[i]
 		for key, v := range w.virtuals {
-			f := key.frontend()
+			f := key
 			if v.nodePort {
 				f.VIP = netip.Addr{}
 			}
-			isNew := !e.boundVIPs[key.addr.Addr()] && holds(key.addr.Addr())
+			isNew := !e.boundVIPs[key.VIP] && holds(key.VIP)
 			if e.table.reschedules(key, v) || (isNew || e.table.redirects(key, v)) && e.opens(w.service, f) {
 				held[f] = true
 			}

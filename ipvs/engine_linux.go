@@ -54,7 +54,7 @@ type Engine struct {
 	found map[desired.Key]bool
 	// nodePorts are the virtual servers that node ports need. If a VIP is an address of the
 	// node, its virtual server has precedence over theirs.
-	nodePorts map[serverKey]nodePortClaim
+	nodePorts map[serverKey]claim
 	// refused are draining virtual servers, where the rules refuse new connections.
 	refused map[serverKey]bool
 	// left is what Leaving has in the kernel, until this engine has taken it over; claimed

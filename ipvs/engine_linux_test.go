@@ -93,7 +93,7 @@ func TestAPolicyWithoutEndpointsCutsNoConnection(t *testing.T) {
 		open := service("web", webVIP, pod1)
 		open.Protocol = protocol
 		mustApply(t, e, full(open))
-		key := serverKey{protocol, netip.MustParseAddrPort(webVIP + ":80")}
+		key := keyOf(protocol, netip.MustParseAddrPort(webVIP+":80"))
 		n.kernel.connect(key, netip.MustParseAddrPort(pod1))
 		closed := *open
 		closed.Frontends = slices.Clone(open.Frontends)

@@ -213,9 +213,9 @@ func (k *fakeKernel) connect(key serverKey, real netip.AddrPort) {
 func (k *fakeKernel) hangUp(key serverKey, real netip.AddrPort) { delete(k.busy[key], real) }
 
 func tcpKey(addrPort string) serverKey {
-	return serverKey{desired.TCP, netip.MustParseAddrPort(addrPort)}
+	return keyOf(desired.TCP, netip.MustParseAddrPort(addrPort))
 }
 
 func udpKey(addrPort string) serverKey {
-	return serverKey{desired.UDP, netip.MustParseAddrPort(addrPort)}
+	return keyOf(desired.UDP, netip.MustParseAddrPort(addrPort))
 }

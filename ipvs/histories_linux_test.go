@@ -108,7 +108,7 @@ func (p *historyPlane) Kernel() (string, error) {
 	for key, v := range p.node.kernel.virtuals {
 		for real, weight := range v.reals {
 			if weight > 0 {
-				lines = append(lines, fmt.Sprintf("%v %+v -> %v weight %d, bound %t", key, v.settings, real, weight, p.node.device.here[key.addr.Addr()]))
+				lines = append(lines, fmt.Sprintf("%v %+v -> %v weight %d, bound %t", key, v.settings, real, weight, p.node.device.here[key.VIP]))
 			}
 		}
 	}

@@ -3,7 +3,6 @@ package ipvs
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"slices"
 
@@ -52,11 +51,7 @@ func (l *left) kubeProxyServers() (func(serverKey) bool, error) {
 	if !l.hasSets() {
 		return none, nil
 	}
-	type port struct {
-		protocol desired.Protocol
-		number   uint16
-	}
-	ports, servers := map[port]bool{}, map[serverKey]bool{}
+	named := map[desired.Key]bool{}
 	for name, protocol := range map[string]desired.Protocol{
 		"NODE-PORT-TCP": desired.TCP, "NODE-PORT-UDP": desired.UDP, "NODE-PORT-SCTP-HASH": desired.SCTP,
 		"EXTERNAL-IP": 0, "EXTERNAL-IP-LOCAL": 0, "LOAD-BALANCER": 0,
@@ -72,13 +67,15 @@ func (l *left) kubeProxyServers() (func(serverKey) bool, error) {
 			switch entry := &set.Entries[i]; {
 			case entry.Port == nil:
 			case protocol != 0:
-				ports[port{protocol, *entry.Port}] = true
+				named[desired.Key{Protocol: protocol, Port: *entry.Port}] = true
 			case entry.Protocol != nil:
-				servers[serverKey{protocolOf(*entry.Protocol), netip.AddrPortFrom(addrOf(entry.IP), *entry.Port)}] = true
+				named[serverKey{VIP: addrOf(entry.IP), Protocol: protocolOf(*entry.Protocol), Port: *entry.Port}] = true
 			}
 		}
 	}
-	return func(key serverKey) bool { return servers[key] || ports[port{key.protocol, key.addr.Port()}] }, nil
+	return func(key serverKey) bool {
+		return named[key] || named[desired.Key{Protocol: key.Protocol, Port: key.Port}]
+	}, nil
 }
 
 // removeSets deletes kube-proxy's ipsets. The error is errSetInUse while a rule uses one.

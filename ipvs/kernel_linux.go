@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -124,7 +125,7 @@ func (k *netlinkKernel) List() (map[serverKey]*virtual, error) {
 		if err != nil {
 			return nil, err
 		}
-		all[serverKey{desired.Protocol(s.Protocol), netip.AddrPortFrom(addrOf(s.Address), s.Port)}] = v
+		all[serverKey{VIP: addrOf(s.Address), Protocol: desired.Protocol(s.Protocol), Port: s.Port}] = v
 	}
 	return all, nil
 }
@@ -251,19 +252,14 @@ func (k *netlinkKernel) DeleteReal(key serverKey, real netip.AddrPort) error {
 
 // service converts a virtual server for package ipvs.
 func (k *netlinkKernel) service(key serverKey, s settings) *ipvs.Service {
+	netmask := uint32(math.MaxUint32) // session affinity distinguishes all client addresses
+	if k.family == unix.AF_INET6 {
+		netmask = net.IPv6len * 8
+	}
 	return &ipvs.Service{
-		Address: key.addr.Addr().AsSlice(), Port: key.addr.Port(), Protocol: uint16(key.protocol), AddressFamily: k.family,
-		SchedName: s.scheduler, Flags: s.flags, Timeout: uint32(s.timeout / time.Second), Netmask: k.netmask(),
+		Address: key.VIP.AsSlice(), Port: key.Port, Protocol: uint16(key.Protocol), AddressFamily: k.family,
+		SchedName: s.scheduler, Flags: s.flags, Timeout: uint32(s.timeout / time.Second), Netmask: netmask,
 	}
-}
-
-// netmask makes session affinity distinguish all client addresses.
-func (k *netlinkKernel) netmask() uint32 {
-	const all4, all6 = 0xffffffff, 128
-	if k.family == unix.AF_INET {
-		return all4
-	}
-	return all6
 }
 
 func (k *netlinkKernel) destination(real netip.AddrPort, weight int, how Forward) *ipvs.Destination {

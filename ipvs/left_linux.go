@@ -138,8 +138,8 @@ func (s *leftSet[K]) change(keys map[K]bool, conn *nftables.Conn, write func(*nf
 
 // encodeServer returns the element of a virtual server; each part fills registers of 4 bytes.
 func encodeServer(key serverKey) []byte {
-	b := append(key.addr.Addr().AsSlice(), uint8(key.protocol), 0, 0, 0)
-	b = binary.BigEndian.AppendUint16(b, key.addr.Port())
+	b := append(key.VIP.AsSlice(), uint8(key.Protocol), 0, 0, 0)
+	b = binary.BigEndian.AppendUint16(b, key.Port)
 	return append(b, 0, 0)
 }
 
@@ -151,7 +151,7 @@ func decodeServer(b []byte) (key serverKey, ok bool) {
 	if !ok {
 		return serverKey{}, false
 	}
-	return serverKey{desired.Protocol(b[n]), netip.AddrPortFrom(addr, binary.BigEndian.Uint16(b[n+4:]))}, true
+	return serverKey{VIP: addr, Protocol: desired.Protocol(b[n]), Port: binary.BigEndian.Uint16(b[n+4:])}, true
 }
 
 // add adds to the table, which it does not create for nothing. Other servers there are gone.
@@ -274,7 +274,7 @@ func (l *left) remove(servers map[serverKey]bool, vips map[netip.Addr]bool) erro
 	}
 	family := uint8(l.table.Family) // its number is that of the address family too
 	_, err := netlinkx.DeleteFlows(l.flows, family, netlinkx.AllFlows, func(f *netlinkx.Flow) bool {
-		return !f.Translated && servers[serverKey{protocolOf(f.Protocol), f.Destination}]
+		return !f.Translated && servers[keyOf(protocolOf(f.Protocol), f.Destination)]
 	})
 	if err != nil {
 		return denied(err)

@@ -10,8 +10,8 @@ import (
 // FuzzServerElement: an element of the set of virtual servers is read as it was written, and
 // an element that is none is left out.
 func FuzzServerElement(f *testing.F) {
-	f.Add(encodeServer(serverKey{desired.TCP, netip.MustParseAddrPort("10.96.0.1:80")}))
-	f.Add(encodeServer(serverKey{desired.SCTP, netip.MustParseAddrPort("[fd00::1]:53")}))
+	f.Add(encodeServer(keyOf(desired.TCP, netip.MustParseAddrPort("10.96.0.1:80"))))
+	f.Add(encodeServer(keyOf(desired.SCTP, netip.MustParseAddrPort("[fd00::1]:53"))))
 	f.Add([]byte{1, 2, 3})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		key, ok := decodeServer(b)

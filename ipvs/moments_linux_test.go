@@ -146,11 +146,11 @@ func (m *moments) outcomes() outcomes {
 		var keys []serverKey
 		for n := range 3 {
 			keys = append(keys,
-				serverKey{protocol, netip.AddrPortFrom(netip.MustParseAddr(nodeAddr), uint16(30000+n))},
-				serverKey{protocol, netip.AddrPortFrom(netip.MustParseAddr(momentVIP(n)), 80)},
-				serverKey{protocol, netip.AddrPortFrom(netip.MustParseAddr(momentVIP(n)), 22)})
+				keyOf(protocol, netip.AddrPortFrom(netip.MustParseAddr(nodeAddr), uint16(30000+n))),
+				keyOf(protocol, netip.AddrPortFrom(netip.MustParseAddr(momentVIP(n)), 80)),
+				keyOf(protocol, netip.AddrPortFrom(netip.MustParseAddr(momentVIP(n)), 22)))
 		}
-		keys = append(keys, serverKey{protocol, netip.MustParseAddrPort(floating + ":80")})
+		keys = append(keys, keyOf(protocol, netip.MustParseAddrPort(floating+":80")))
 		for _, key := range keys {
 			for _, source := range momentSources() {
 				all[momentPacket{key, source}] = m.outcome(key, source)
@@ -161,7 +161,7 @@ func (m *moments) outcomes() outcomes {
 }
 
 func (m *moments) outcome(key serverKey, source netip.Addr) []string {
-	addr := key.addr.Addr()
+	addr := key.VIP
 	if !m.accepts(key, source) {
 		return []string{"refused"}
 	}
@@ -184,21 +184,21 @@ func (m *moments) outcome(key serverKey, source netip.Addr) []string {
 // accepts reports what the rules say to a packet: nothing else than their frontends, and that
 // other ports of a VIP are refused.
 func (m *moments) accepts(key serverKey, source netip.Addr) bool {
-	if m.rules.behind.Refused[key.frontend()] {
+	if m.rules.behind.Refused[key] {
 		return false
 	}
 	for _, s := range m.rules.services {
 		for i := range s.Frontends {
 			f := &s.Frontends[i]
-			isNodePort := f.Kind == desired.NodePort && key.addr.Addr().String() == nodeAddr
-			if s.Protocol != key.protocol || f.Port != key.addr.Port() || f.VIP != key.addr.Addr() && !isNodePort {
+			isNodePort := f.Kind == desired.NodePort && key.VIP.String() == nodeAddr
+			if s.Protocol != key.Protocol || f.Port != key.Port || f.VIP != key.VIP && !isNodePort {
 				continue
 			}
 			inRanges := slices.ContainsFunc(f.SourceRanges, func(p netip.Prefix) bool { return p.Contains(source) })
 			return (!f.Restricted || inRanges) && (f.Action == desired.Forward || f.ShortCircuit && isInside(source))
 		}
 	}
-	return !m.rules.closes(key.addr.Addr().String())
+	return !m.rules.closes(key.VIP.String())
 }
 
 // judge compares each moment with the ones before and after the change.
@@ -209,7 +209,7 @@ func (m *moments) judge(what string) {
 		for packet, got := range moment {
 			allowed := slices.Concat(m.before[packet], after[packet], []string{"refused"})
 			for _, outcome := range got {
-				if !slices.Contains(allowed, outcome) || outcome == "program" && m.device.here[packet.key.addr.Addr()] {
+				if !slices.Contains(allowed, outcome) || outcome == "program" && m.device.here[packet.key.VIP] {
 					m.Errorf("%s: before write %d, %v from %v: %s, want one of %v. The writes: %q", what, n, packet.key, packet.source, outcome, allowed, m.events)
 				}
 			}

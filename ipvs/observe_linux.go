@@ -35,7 +35,7 @@ func (e *Engine) observe(ctx context.Context) error {
 	e.table = newTable(e.kernel, e.config.Drain, time.Now)
 	e.table.tally = e.tally
 	for key, v := range all {
-		addr := key.addr.Addr()
+		addr := key.VIP
 		claimed := e.claimed != nil && e.claimed(key) && slices.Contains(elsewhere, addr)
 		if e.excluded(addr) || !here[addr] && !owned[key] && !claimed {
 			continue
@@ -47,7 +47,7 @@ func (e *Engine) observe(ctx context.Context) error {
 	e.vipUses, e.table.idle = map[netip.Addr]int{}, maps.Clone(here)
 	e.services = map[changetracker.ServicePortName]portState{}
 	e.frontends, e.found = map[desired.Key]*desired.Service{}, found
-	e.owners, e.nodePorts = map[serverKey]changetracker.ServicePortName{}, map[serverKey]nodePortClaim{}
+	e.owners, e.nodePorts = map[serverKey]changetracker.ServicePortName{}, map[serverKey]claim{}
 	if e.tally != nil {
 		e.tally.owners, e.tally.servers = e.owners, e.table.virtuals
 	}
@@ -66,8 +66,8 @@ func (e *Engine) owned(frontends map[desired.Key]bool, local []netip.Addr) map[s
 		if !f.VIP.IsValid() {
 			addrs = local
 		}
-		for _, addr := range addrs {
-			owned[serverKey{f.Protocol, netip.AddrPortFrom(addr, f.Port)}] = true
+		for _, f.VIP = range addrs {
+			owned[f] = true
 		}
 	}
 	if e.table != nil {

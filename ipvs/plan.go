@@ -13,18 +13,11 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// serverKey identifies a virtual server of one IP family.
-type serverKey struct {
-	protocol desired.Protocol
-	addr     netip.AddrPort
-}
+// serverKey identifies a virtual server of one IP family, as a frontend with its address.
+type serverKey = desired.Key
 
-// String is "address:port/PROTOCOL".
-func (k serverKey) String() string { return k.addr.String() + "/" + k.protocol.String() }
-
-// frontend returns the key of the frontend with the address of the virtual server.
-func (k serverKey) frontend() desired.Key {
-	return desired.Key{VIP: k.addr.Addr(), Protocol: k.protocol, Port: k.addr.Port()}
+func keyOf(protocol desired.Protocol, at netip.AddrPort) serverKey {
+	return serverKey{VIP: at.Addr(), Protocol: protocol, Port: at.Port()}
 }
 
 // Flags of a virtual server, IP_VS_SVC_F_* of linux/ip_vs.h. No package exports them.
@@ -76,11 +69,6 @@ type virtual struct {
 	loads loads
 }
 
-// serves reports whether connections to an endpoint may continue.
-func (v *virtual) serves(endpoint netip.AddrPort) bool {
-	return v.serving.Has(endpoint)
-}
-
 // planner turns service ports into virtual servers. It is pure.
 type planner struct {
 	config *Config
@@ -113,7 +101,7 @@ func (p *planner) virtuals(s *desired.Service) map[serverKey]*virtual {
 			addrs = p.nodeAddrs
 		}
 		for _, addr := range addrs {
-			key := serverKey{s.Protocol, netip.AddrPortFrom(addr, f.Port)}
+			key := serverKey{VIP: addr, Protocol: s.Protocol, Port: f.Port}
 			if all[key] == nil || f.Kind != desired.NodePort { // a VIP has precedence over a node port
 				all[key] = v
 			}
@@ -156,7 +144,7 @@ func (v *virtual) forwarded(how Forward, port uint16) {
 // unfitError says which endpoints get nothing.
 func (v *virtual) unfitError(key serverKey) error {
 	return fmt.Errorf("forward packets to %v by method %v, which does not change the port: %d endpoints have another one, such as %v; set targetPort to %d",
-		key, v.forward, len(v.unfit), v.unfit[0], key.addr.Port())
+		key, v.forward, len(v.unfit), v.unfit[0], key.Port)
 }
 
 // method is what the kernel has for a Forward: a flag IP_VS_CONN_F_* of linux/ip_vs.h, and the name in
@@ -295,17 +283,16 @@ func isLocalOnly(a netip.Addr) bool {
 
 // nodePortAddrs returns those of the node's addresses that accept node ports.
 func nodePortAddrs(local []netip.Addr, accepting []netip.Prefix) []netip.Addr {
-	var addrs []netip.Addr
-	for _, a := range local {
-		if isLocalOnly(a) {
-			continue
-		}
-		if slices.ContainsFunc(accepting, func(p netip.Prefix) bool { return p.Contains(a) }) {
-			addrs = append(addrs, a)
-		}
-	}
-	slices.SortFunc(addrs, netip.Addr.Compare)
-	return slices.Compact(addrs)
+	return slices.DeleteFunc(relevant(local), func(a netip.Addr) bool {
+		return !slices.ContainsFunc(accepting, func(p netip.Prefix) bool { return p.Contains(a) })
+	})
+}
+
+// relevant returns the addresses that may accept node ports, sorted.
+func relevant(addrs []netip.Addr) []netip.Addr {
+	kept := slices.DeleteFunc(slices.Clone(addrs), isLocalOnly)
+	slices.SortFunc(kept, netip.Addr.Compare)
+	return slices.Compact(kept)
 }
 
 // object names a real server in errors.
@@ -313,14 +300,10 @@ func object(key serverKey, real netip.AddrPort) string {
 	return fmt.Sprintf("real server %v of virtual server %v", real, key)
 }
 
-func compareKeys(a, b serverKey) int {
-	return cmp.Or(a.addr.Compare(b.addr), cmp.Compare(a.protocol, b.protocol))
-}
-
 // text prints virtual servers in a format like that of ipvsadm.
 func text(all map[serverKey]*virtual) string {
 	var b strings.Builder
-	for _, key := range slices.SortedFunc(maps.Keys(all), compareKeys) {
+	for _, key := range slices.SortedFunc(maps.Keys(all), desired.Key.Compare) {
 		v := all[key]
 		fmt.Fprintf(&b, "%v %s", key, v.scheduler)
 		if v.flags&flagPersistent != 0 {

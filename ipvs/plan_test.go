@@ -104,8 +104,8 @@ func TestFrontendsBecomeVirtualServers(t *testing.T) {
 				p := planner{config: &config, nodeAddrs: plannedNode()}
 				got := map[string][]netip.AddrPort{}
 				for key, v := range p.virtuals(s) {
-					got[key.addr.String()] = slices.SortedFunc(maps.Keys(v.reals), netip.AddrPort.Compare)
-					if key.protocol != desired.TCP || v.scheduler != "rr" || v.flags != 0 || v.timeout != 0 || !v.serving.Equal(s.Serving) {
+					got[netip.AddrPortFrom(key.VIP, key.Port).String()] = slices.SortedFunc(maps.Keys(v.reals), netip.AddrPort.Compare)
+					if key.Protocol != desired.TCP || v.scheduler != "rr" || v.flags != 0 || v.timeout != 0 || !v.serving.Equal(s.Serving) {
 						t.Errorf("%v = %+v, want TCP, rr, no flags, and all that serve", key, v)
 					}
 				}
@@ -182,7 +182,7 @@ func TestSettingsOfAVirtualServer(t *testing.T) {
 			s.Protocol, s.Affinity, s.ClusterWeights = cmp.Or(test.protocol, desired.TCP), test.affinity, test.weights
 			s.Port = &changetracker.ServicePort{Balancing: test.policy}
 			p := planner{config: &config}
-			v := p.virtuals(s)[serverKey{s.Protocol, netip.MustParseAddrPort("198.51.100.1:80")}]
+			v := p.virtuals(s)[keyOf(s.Protocol, netip.MustParseAddrPort("198.51.100.1:80"))]
 			if v == nil || v.settings != test.want {
 				t.Errorf("virtual server = %+v, want %+v", v, test.want)
 			}
@@ -220,7 +220,7 @@ func TestOnlyMasqueradingChangesThePort(t *testing.T) {
 				t.Errorf("the VIP's virtual server = %+v, want method %v with %d real servers", vip, c.want, reals)
 			}
 			s.Protocol = desired.SCTP
-			if sctp := p.virtuals(s)[serverKey{desired.SCTP, netip.MustParseAddrPort("198.51.100.1:80")}]; sctp.forward != ForwardMasquerade || p.traits(s).DirectReturn {
+			if sctp := p.virtuals(s)[keyOf(desired.SCTP, netip.MustParseAddrPort("198.51.100.1:80"))]; sctp.forward != ForwardMasquerade || p.traits(s).DirectReturn {
 				t.Errorf("the virtual server of SCTP = %+v, want it masqueraded", sctp)
 			}
 			s.Protocol = desired.TCP

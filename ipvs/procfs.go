@@ -28,15 +28,11 @@ func parseProc(b []byte, isFamily func(netip.Addr) bool) (map[serverKey]*virtual
 	var fields [][]byte
 	for line := range bytes.Lines(b) {
 		fields = slices.AppendSeq(fields[:0], bytes.FieldsSeq(line))
-		isReal := len(fields) > 0 && string(fields[0]) == "->"
-		if isReal && v == nil {
-			continue // of another family, or a heading
-		}
 		var err error
-		if isReal {
-			err = v.parseReal(fields)
-		} else {
+		if len(fields) == 0 || string(fields[0]) != "->" {
 			v, err = parseVirtual(all, fields, isFamily)
+		} else if v != nil { // not of another family, nor a heading
+			err = v.parseReal(fields)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("line %q: %w", bytes.TrimSpace(line), err)
@@ -63,7 +59,7 @@ func parseVirtual(all map[serverKey]*virtual, fields [][]byte, isFamily func(net
 	if slices.ContainsFunc(fields[3:], func(f []byte) bool { return string(f) == "persistent" }) {
 		v.flags = flagPersistent
 	}
-	all[serverKey{protocol, addr}] = v
+	all[keyOf(protocol, addr)] = v
 	return v, nil
 }
 

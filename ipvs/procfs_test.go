@@ -77,7 +77,7 @@ func FuzzParseProc(f *testing.F) {
 func printProc(all map[serverKey]*virtual) (b []byte) {
 	for key, v := range all {
 		flags := map[bool]string{true: "persistent 75000 FFFFFFFF"}[v.flags == flagPersistent]
-		b = fmt.Appendf(b, "%s  %s %s %s\n", key.protocol, procAddr(key.addr), v.scheduler, flags)
+		b = fmt.Appendf(b, "%s  %s %s %s\n", key.Protocol, procAddr(netip.AddrPortFrom(key.VIP, key.Port)), v.scheduler, flags)
 		for addr, weight := range v.reals {
 			b = fmt.Appendf(b, "  -> %s      Masq    %d      0          0\n", procAddr(addr), weight)
 		}

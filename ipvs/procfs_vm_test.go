@@ -99,7 +99,7 @@ func fill(tb testing.TB, k *netlinkKernel, dice *rand.Rand, base string, n int) 
 	addr := netip.MustParseAddr(base)
 	for range n {
 		addr = addr.Next()
-		key := serverKey{[]desired.Protocol{desired.TCP, desired.UDP, desired.SCTP}[dice.IntN(3)], netip.AddrPortFrom(addr, uint16(1+dice.IntN(65535)))}
+		key := keyOf([]desired.Protocol{desired.TCP, desired.UDP, desired.SCTP}[dice.IntN(3)], netip.AddrPortFrom(addr, uint16(1+dice.IntN(65535))))
 		s := settings{scheduler: []string{"rr", "lc", "sh"}[dice.IntN(3)]}
 		if dice.IntN(2) == 0 {
 			s.flags, s.timeout = flagPersistent, 3*time.Hour

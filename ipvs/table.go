@@ -147,7 +147,7 @@ func (e *virtualServer) difference(key serverKey, v *virtual) string {
 
 func (t *table) put(key serverKey, e *virtualServer) {
 	t.virtuals[key] = e
-	t.perAddr[key.addr.Addr()]++
+	t.perAddr[key.VIP]++
 }
 
 // inheritDeadlines copies the deadlines of draining real servers from the previous table.
@@ -190,7 +190,7 @@ func (t *table) set(key serverKey, want *virtual) error {
 		if _, ok := want.reals[addr]; ok {
 			continue
 		}
-		if want.serves(addr) { // it is terminating, or a traffic policy has changed
+		if want.serving.Has(addr) { // it is terminating, or a traffic policy has changed
 			drained = drained || e.reals[addr].weight != 0
 			errs = append(errs, t.setReal(key, e, addr, 0))
 			continue
@@ -276,7 +276,7 @@ func (t *table) setReal(key serverKey, e *virtualServer, addr netip.AddrPort, we
 // startDraining stops new connections to real servers. UDP has no connections to finish, so
 // the real servers are deleted.
 func (t *table) startDraining(key serverKey, e *virtualServer, addrs []netip.AddrPort) error {
-	if key.protocol == desired.UDP {
+	if key.Protocol == desired.UDP {
 		return t.deleteReals(key, e, addrs)
 	}
 	drained := false
@@ -356,7 +356,7 @@ func (t *table) deleteIdle(key serverKey, e *virtualServer) error {
 	}
 	delete(t.virtuals, key)
 	delete(t.draining, key)
-	addr := key.addr.Addr()
+	addr := key.VIP
 	if t.perAddr[addr]--; t.perAddr[addr] == 0 {
 		delete(t.perAddr, addr)
 	}

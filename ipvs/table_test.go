@@ -50,7 +50,7 @@ func endpointB() netip.AddrPort { return netip.MustParseAddrPort("192.0.2.2:8080
 
 func newHistory(protocol desired.Protocol) *history {
 	h := &history{
-		key: serverKey{protocol, netip.MustParseAddrPort("198.51.100.1:80")}, kernel: newFakeKernel(), now: time.Unix(1e9, 0),
+		key: keyOf(protocol, netip.MustParseAddrPort("198.51.100.1:80")), kernel: newFakeKernel(), now: time.Unix(1e9, 0),
 		since: map[netip.AddrPort]time.Time{}, latest: map[netip.AddrPort]time.Time{},
 	}
 	h.table = h.newTable()
@@ -115,7 +115,7 @@ func (h *history) deleted(addr netip.AddrPort) {
 	if h.entitled(addr) {
 		h.breaks("%v was deleted, want it kept: it is wanted, or serves", addr)
 	}
-	if h.key.protocol == desired.TCP && h.kernel.busy[h.key][addr] > 0 && h.now.Before(h.since[addr].Add(testDrain)) {
+	if h.key.Protocol == desired.TCP && h.kernel.busy[h.key][addr] > 0 && h.now.Before(h.since[addr].Add(testDrain)) {
 		h.breaks("%v was deleted with connections %v after it began to drain, want %v", addr, h.now.Sub(h.since[addr]), testDrain)
 	}
 }
@@ -206,7 +206,7 @@ func (h *history) checkWanted() {
 		if _, wanted := h.want.reals[addr]; !wanted && weight != 0 {
 			h.breaks("%v has weight %d, want 0: it is not wanted", addr, weight)
 		}
-		if h.key.protocol == desired.UDP && !h.entitled(addr) {
+		if h.key.Protocol == desired.UDP && !h.entitled(addr) {
 			h.breaks("%v is there, want it gone: UDP does not drain", addr)
 		}
 	}
@@ -234,7 +234,7 @@ func (h *history) checkAgreement() {
 	if !maps.Equal(got, v.reals) || e.settings != v.settings {
 		h.breaks("the table has %v %v, want what the kernel has: %v %v", e.settings, got, v.settings, v.reals)
 	}
-	if n := h.table.perAddr[h.key.addr.Addr()]; n != 1 {
+	if n := h.table.perAddr[h.key.VIP]; n != 1 {
 		h.breaks("the table counts %d virtual servers of the address, want 1", n)
 	}
 }

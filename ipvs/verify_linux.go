@@ -18,7 +18,7 @@ import (
 func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.Verification, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	v := &verification{engine: e, want: map[serverKey]wantedServer{}, vips: map[netip.Addr]changetracker.ServicePortName{}}
+	v := &verification{engine: e, want: map[serverKey]claim{}, vips: map[netip.Addr]changetracker.ServicePortName{}}
 	behind, err := e.verifyServers(v, &update)
 	if err != nil {
 		return proxier.Verification{}, err
@@ -77,15 +77,9 @@ type verification struct {
 	engine *Engine
 	here   map[netip.Addr]bool
 	have   map[serverKey]*virtual
-	want   map[serverKey]wantedServer
+	want   map[serverKey]claim
 	vips   map[netip.Addr]changetracker.ServicePortName // wanted on the device; the zero name if several ports need it
 	report proxier.Verification
-}
-
-type wantedServer struct {
-	*virtual
-
-	name changetracker.ServicePortName
 }
 
 func (v *verification) join(r proxier.Verification) {
@@ -98,7 +92,7 @@ func (v *verification) expect(update *desired.Update, elsewhere []netip.Addr) {
 	for _, w := range v.engine.wanted(update, elsewhere) {
 		for key, server := range w.virtuals {
 			if other, taken := v.want[key]; !taken || other.nodePort && !server.nodePort {
-				v.want[key] = wantedServer{server, w.service.Name}
+				v.want[key] = claim{server, w.service.Name}
 			}
 		}
 		for _, vip := range w.vips {
@@ -132,7 +126,7 @@ func (v *verification) servers() {
 		v.reals(key, want, have.reals)
 	}
 	for key, have := range v.have {
-		addr := key.addr.Addr()
+		addr := key.VIP
 		if _, wanted := v.want[key]; wanted || !v.here[addr] || v.engine.excluded(addr) || drains(key, have) {
 			continue
 		}
@@ -147,7 +141,7 @@ func drains(key serverKey, have *virtual) bool {
 			return false
 		}
 	}
-	return len(have.reals) > 0 && key.protocol != desired.UDP
+	return len(have.reals) > 0 && key.Protocol != desired.UDP
 }
 
 func (v *verification) satisfied(had *virtual, want *virtual) bool {
@@ -159,7 +153,7 @@ func (v *verification) satisfied(had *virtual, want *virtual) bool {
 	return have.satisfy(want.settings) || lacks && have.satisfy(want.instead)
 }
 
-func (v *verification) reals(key serverKey, want wantedServer, have map[netip.AddrPort]int) {
+func (v *verification) reals(key serverKey, want claim, have map[netip.AddrPort]int) {
 	for addr, weight := range want.reals {
 		v.report.Checked++
 		text := fmt.Sprintf("weight %d", weight)
@@ -171,7 +165,7 @@ func (v *verification) reals(key serverKey, want wantedServer, have map[netip.Ad
 		}
 	}
 	for addr, weight := range have {
-		if _, wanted := want.reals[addr]; !wanted && (weight != 0 || key.protocol == desired.UDP && !want.serves(addr)) {
+		if _, wanted := want.reals[addr]; !wanted && (weight != 0 || key.Protocol == desired.UDP && !want.serving.Has(addr)) {
 			v.differs(object(key, addr), proxier.DifferenceUnexpected, "", fmt.Sprintf("weight %d", weight), want.name)
 		}
 	}
@@ -188,7 +182,7 @@ func (v *verification) addresses() {
 	draining := map[netip.Addr]bool{}
 	for key, have := range v.have {
 		if drains(key, have) {
-			draining[key.addr.Addr()] = true
+			draining[key.VIP] = true
 		}
 	}
 	for addr := range v.here {

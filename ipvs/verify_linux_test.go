@@ -15,7 +15,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-func at(addr string) serverKey { return serverKey{desired.TCP, netip.MustParseAddrPort(addr)} }
+func at(addr string) serverKey { return keyOf(desired.TCP, netip.MustParseAddrPort(addr)) }
 
 func real(addr string) netip.AddrPort { return netip.MustParseAddrPort(addr) }
 
@@ -43,7 +43,7 @@ func plants() map[string]plant {
 		return func(n *node) { n.kernel.virtuals[key] = &virtual{settings: s, reals: reals} }
 	}
 	rr := settings{scheduler: "rr"}
-	udp := serverKey{desired.UDP, netip.MustParseAddrPort("10.96.0.1:99")}
+	udp := keyOf(desired.UDP, netip.MustParseAddrPort("10.96.0.1:99"))
 	return map[string]plant{
 		"virtual server deleted":  {func(n *node) { delete(n.kernel.virtuals, at(web)) }, []string{"missing web virtual server " + web + "/TCP"}},
 		"node port deleted":       {func(n *node) { delete(n.kernel.virtuals, at(nodeWeb)) }, []string{"missing web virtual server " + nodeWeb + "/TCP"}},

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -130,13 +129,6 @@ func (e *Engine) addressesChanged() bool {
 	return err == nil && (!maps.Equal(here, e.boundVIPs) || !slices.Equal(relevant(elsewhere), relevant(e.local)))
 }
 
-// relevant returns the addresses whose changes are reported, sorted.
-func relevant(addrs []netip.Addr) []netip.Addr {
-	kept := slices.DeleteFunc(slices.Clone(addrs), isLocalOnly)
-	slices.SortFunc(kept, netip.Addr.Compare)
-	return slices.Compact(kept)
-}
-
 // isDamage reports whether an address of the node was added or deleted, or a VIP deleted
 // by another program.
 func (e *Engine) isDamage(change netlinkx.AddrChange) (text string, isDamage bool) {
@@ -190,25 +182,24 @@ func (e *Engine) deleteDrained(ctx context.Context) error {
 	return err
 }
 
-// watchRules watches the rules and the firewall.
+// watchRules watches the rules and the firewall, until one of them ends.
 func (e *Engine) watchRules(ctx context.Context, damaged func(proxier.Damage)) error {
-	var watch func(context.Context, func(proxier.Damage)) error
+	watches := []func(context.Context, func(proxier.Damage)) error{e.rules.Watch}
 	if e.firewall != nil {
-		watch = e.firewall.engine.Abilities().Watch
-	}
-	if watch == nil {
-		return e.rules.Watch(ctx, damaged)
+		if watch := e.firewall.engine.Abilities().Watch; watch != nil {
+			watches = append(watches, watch)
+		}
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
+	errs := make([]error, len(watches))
 	var running sync.WaitGroup
-	var failure error
-	running.Go(func() {
-		defer stop()
-		failure = watch(ctx, damaged)
-	})
-	err := e.rules.Watch(ctx, damaged)
-	stop()
+	for i, watch := range watches {
+		running.Go(func() {
+			defer stop()
+			errs[i] = watch(ctx, damaged)
+		})
+	}
 	running.Wait()
-	return errors.Join(err, failure)
+	return errors.Join(errs...)
 }
