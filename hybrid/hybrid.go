@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -60,6 +59,10 @@ func New(choose Choose, members ...Member) (*Engine, error) {
 func (h *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
 	first := h.updates(&update)
 	moves := map[changetracker.ServicePortName]move{}
+	placed := h.placed
+	if update.Full {
+		placed = make(map[changetracker.ServicePortName]placement, len(update.Changes))
+	}
 	for i := range update.Changes {
 		c := &update.Changes[i]
 		was, now := h.placed[c.Name], h.placementOf(c.After)
@@ -71,17 +74,15 @@ func (h *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 		}
 		switch {
 		case c.After == nil:
-			delete(h.placed, c.Name)
+			delete(placed, c.Name)
 		case both.leavers() != 0:
 			moves[c.Name] = move{c, both}
-			h.placed[c.Name] = both.was.or(now)
+			placed[c.Name] = both.was.or(now)
 		default:
-			h.placed[c.Name] = now
+			placed[c.Name] = now
 		}
 	}
-	if update.Full {
-		h.unplaceRemoved(&update)
-	}
+	h.placed = placed
 	return h.program(ctx, first, moves)
 }
 
@@ -102,15 +103,6 @@ func (h *Engine) updates(of *desired.Update) []desired.Update {
 		}
 	}
 	return updates
-}
-
-// unplaceRemoved deletes the service ports from placed that a full update does not have.
-func (h *Engine) unplaceRemoved(update *desired.Update) {
-	exists := make(map[changetracker.ServicePortName]bool, len(update.Changes))
-	for i := range update.Changes {
-		exists[update.Changes[i].Name] = true
-	}
-	maps.DeleteFunc(h.placed, func(name changetracker.ServicePortName, _ placement) bool { return !exists[name] })
 }
 
 // program applies the first updates, in which old members still have what moves, and then the last ones.

@@ -45,11 +45,10 @@ func (l *left) hasSets() bool {
 }
 
 // kubeProxyServers returns a function that reports whether a virtual server on an address
-// of the node is kube-proxy's, because its ipsets name it.
+// of the node is kube-proxy's, because its ipsets name it; nil without them.
 func (l *left) kubeProxyServers() (func(serverKey) bool, error) {
-	none := func(serverKey) bool { return false }
 	if !l.hasSets() {
-		return none, nil
+		return nil, nil
 	}
 	named := map[desired.Key]bool{}
 	for name, protocol := range map[string]desired.Protocol{

@@ -82,25 +82,19 @@ func (e *Engine) owned(frontends map[desired.Key]bool, local []netip.Addr) map[s
 func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if err := e.dump(w); err != nil {
+	all := map[serverKey]*virtual{}
+	if e.table != nil {
+		for key, known := range e.table.virtuals {
+			all[key] = &virtual{settings: known.settings, reals: map[netip.AddrPort]int{}}
+			for addr, r := range known.reals {
+				all[key].reals[addr] = r.weight
+			}
+		}
+	}
+	if _, err := io.WriteString(w, text(all)); err != nil {
 		return err
 	}
 	return e.rules.Dump(ctx, w)
-}
-
-func (e *Engine) dump(w io.Writer) error {
-	if e.table == nil {
-		return nil
-	}
-	all := map[serverKey]*virtual{}
-	for key, known := range e.table.virtuals {
-		all[key] = &virtual{settings: known.settings, reals: map[netip.AddrPort]int{}}
-		for addr, r := range known.reals {
-			all[key].reals[addr] = r.weight
-		}
-	}
-	_, err := io.WriteString(w, text(all))
-	return err
 }
 
 // Counts is for proxier.Abilities: it adds up the kernel's counters of real servers, over all

@@ -175,8 +175,7 @@ func (t *table) set(key serverKey, want *virtual) error {
 	}
 	e.wanted = len(want.reals) > 0
 	errs := []error{refusal}
-	var created, leaving []netip.AddrPort
-	drained := false
+	var created []netip.AddrPort
 	for _, addr := range slices.SortedFunc(maps.Keys(want.reals), netip.AddrPort.Compare) {
 		if t.tally != nil && e.reals[addr] == nil {
 			created = append(created, addr)
@@ -186,21 +185,7 @@ func (t *table) set(key serverKey, want *virtual) error {
 	if len(created) > 0 {
 		errs = append(errs, t.accountReturned(key, created))
 	}
-	for _, addr := range slices.SortedFunc(maps.Keys(e.reals), netip.AddrPort.Compare) {
-		if _, ok := want.reals[addr]; ok {
-			continue
-		}
-		if want.serving.Has(addr) { // it is terminating, or a traffic policy has changed
-			drained = drained || e.reals[addr].weight != 0
-			errs = append(errs, t.setReal(key, e, addr, 0))
-			continue
-		}
-		leaving = append(leaving, addr)
-	}
-	if drained {
-		errs = append(errs, t.account(key))
-	}
-	return errors.Join(append(errs, t.startDraining(key, e, leaving), t.deleteIdle(key, e))...)
+	return errors.Join(append(errs, t.retire(key, e, want), t.deleteIdle(key, e))...)
 }
 
 // reschedules reports whether set will change the scheduler of a virtual server. Until that is
@@ -273,37 +258,34 @@ func (t *table) setReal(key serverKey, e *virtualServer, addr netip.AddrPort, we
 	return nil
 }
 
-// startDraining stops new connections to real servers. UDP has no connections to finish, so
-// the real servers are deleted.
-func (t *table) startDraining(key serverKey, e *virtualServer, addrs []netip.AddrPort) error {
-	if key.Protocol == desired.UDP {
-		return t.deleteReals(key, e, addrs)
-	}
-	drained := false
+// retire stops new connections to the real servers that are not wanted. Those that serve, because
+// they are terminating or a traffic policy has changed, stay. The others drain; UDP has no connections
+// to finish, so its real servers are deleted. If connections are counted, those get no new ones
+// before the last reading.
+func (t *table) retire(key serverKey, e *virtualServer, want *virtual) error {
 	var errs []error
-	for _, addr := range addrs {
-		drained = drained || e.reals[addr].weight != 0
-		errs = append(errs, t.drainReal(key, e, addr))
-	}
-	if drained {
-		errs = append(errs, t.account(key))
-	}
-	return errors.Join(errs...)
-}
-
-// deleteReals deletes real servers. If their connections are counted, they get no new ones before
-// the last reading.
-func (t *table) deleteReals(key serverKey, e *virtualServer, addrs []netip.AddrPort) error {
-	var errs []error
-	if t.tally != nil && len(addrs) > 0 {
-		for _, addr := range addrs {
-			if e.reals[addr].weight != 0 {
-				errs = append(errs, t.setReal(key, e, addr, 0))
-			}
+	var ended []netip.AddrPort
+	changes := false
+	for _, addr := range slices.SortedFunc(maps.Keys(e.reals), netip.AddrPort.Compare) {
+		if _, ok := want.reals[addr]; ok {
+			continue
 		}
+		serves := want.serving.Has(addr)
+		ends := !serves && key.Protocol == desired.UDP
+		changes = changes || ends || e.reals[addr].weight != 0
+		if serves || ends && t.tally != nil {
+			errs = append(errs, t.setReal(key, e, addr, 0))
+		}
+		if ends {
+			ended = append(ended, addr)
+		} else if !serves {
+			errs = append(errs, t.drainReal(key, e, addr))
+		}
+	}
+	if changes {
 		errs = append(errs, t.account(key))
 	}
-	for _, addr := range addrs {
+	for _, addr := range ended {
 		errs = append(errs, t.deleteReal(key, e, addr))
 	}
 	return errors.Join(errs...)
@@ -314,12 +296,10 @@ func (t *table) drainReal(key serverKey, e *virtualServer, addr netip.AddrPort) 
 	if !r.deadline.IsZero() {
 		return nil
 	}
-	if r.weight != 0 {
-		if err := t.write(t.kernel.PutReal(key, addr, 0, e.forward, update)); err != nil {
-			return fmt.Errorf("drain %s: %w", object(key, addr), err)
-		}
+	if err := t.setReal(key, e, addr, 0); err != nil {
+		return fmt.Errorf("drain: %w", err)
 	}
-	r.weight, r.deadline = 0, t.now().Add(t.drain)
+	r.deadline = t.now().Add(t.drain)
 	t.draining[key] = true
 	return nil
 }
@@ -337,13 +317,10 @@ func (t *table) deleteReal(key serverKey, e *virtualServer, addr netip.AddrPort)
 
 // remove drains a virtual server that is no longer wanted.
 func (t *table) remove(key serverKey) error {
-	e := t.virtuals[key]
-	if e == nil {
-		return nil
+	if e := t.virtuals[key]; e != nil {
+		return t.set(key, &virtual{settings: e.settings})
 	}
-	e.wanted = false
-	err := t.startDraining(key, e, slices.SortedFunc(maps.Keys(e.reals), netip.AddrPort.Compare))
-	return errors.Join(err, t.deleteIdle(key, e))
+	return nil
 }
 
 // deleteIdle deletes a virtual server that is not wanted and has no real servers.

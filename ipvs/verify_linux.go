@@ -19,11 +19,11 @@ func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.Ver
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	v := &verification{engine: e, want: map[serverKey]claim{}, vips: map[netip.Addr]changetracker.ServicePortName{}}
-	behind, err := e.verifyServers(v, &update)
+	elsewhere, err := e.verifyServers(v, &update)
 	if err != nil {
 		return proxier.Verification{}, err
 	}
-	rules, err := e.rules.Verify(ctx, update, behind)
+	rules, err := e.rules.Verify(ctx, update, nftables.Behind{Holds: e.holds(elsewhere), Refused: e.refused})
 	v.join(rules)
 	if err == nil {
 		err = e.verifyFirewall(ctx, &update, v)
@@ -31,31 +31,27 @@ func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.Ver
 	return v.report, err
 }
 
-func (e *Engine) verifyServers(v *verification, update *desired.Update) (behind nftables.Behind, err error) {
+// verifyServers compares all but the rules. It returns the addresses that the node has elsewhere.
+func (e *Engine) verifyServers(v *verification, update *desired.Update) (elsewhere []netip.Addr, err error) {
 	if e.kernel == nil { // without the writes of connect
 		if err := e.openAll(); err != nil {
-			return behind, err
+			return nil, err
 		}
 		defer e.disconnect()
 	}
 	if err := e.device.find(); err != nil {
-		return behind, err
+		return nil, err
 	}
-	here, elsewhere, err := e.device.addresses()
-	if err != nil {
-		return behind, err
+	if v.here, elsewhere, err = e.device.addresses(); err != nil {
+		return nil, err
 	}
-	have, err := e.kernel.List()
-	if err != nil {
-		return behind, err
+	if v.have, err = e.kernel.List(); err != nil {
+		return nil, err
 	}
-	v.here, v.have = here, have
 	v.expect(update, elsewhere)
 	v.servers()
 	v.addresses()
-	behind = e.behind(e.refused)
-	behind.Holds = e.holds(elsewhere)
-	return behind, nil
+	return elsewhere, nil
 }
 
 // verifyFirewall asks the engine that opens health check node ports, if it can verify.
