@@ -94,8 +94,8 @@ func (e *Engine) program(ctx context.Context, update *desired.Update) error {
 	began := time.Now()
 	e.table.writes = 0
 	err := e.applyServers(update, wanted)
-	e.report.Writes += e.table.writes
-	e.report.Kernel += time.Since(began)
+	e.result.Report.Writes += e.table.writes
+	e.result.Report.Kernel += time.Since(began)
 	if err != nil {
 		return err
 	}
@@ -118,9 +118,9 @@ func (e *Engine) wanted(update *desired.Update, local []netip.Addr) []wantedPort
 func (e *Engine) applyRules(ctx context.Context, update *desired.Update) error {
 	refused := e.leavingServers(update)
 	result, err := e.rules.Apply(ctx, *update, e.behind(refused))
-	e.report, e.gone = result.Report, append(e.gone, result.Left...)
+	e.result.Report, e.result.Left = result.Report, append(e.result.Left, result.Left...)
 	if update.Full {
-		e.gone = slices.AppendSeq(e.gone, maps.Keys(refused))
+		e.result.Left = slices.AppendSeq(e.result.Left, maps.Keys(refused))
 	}
 	if err == nil {
 		e.refused, e.globals = refused, update.Globals
@@ -189,7 +189,7 @@ func (e *Engine) setPort(w *wantedPort) error {
 		}
 		errs = append(errs, e.own(key, name), e.recordRefusal(name, e.table.set(key, v)))
 		if len(v.unfit) > 0 {
-			e.failed = append(e.failed, &proxier.ServiceError{Name: name, Err: v.unfitError(key), Partial: true, Terminal: true})
+			e.result.Failed = append(e.result.Failed, &proxier.ServiceError{Name: name, Err: v.unfitError(key), Partial: true, Terminal: true})
 		}
 	}
 	return errors.Join(append(errs, e.replacePort(name, w.portState))...)
@@ -259,7 +259,7 @@ func (e *Engine) recordRefusal(name changetracker.ServicePortName, err error) er
 	if err == nil || !isRefusal(err) {
 		return err
 	}
-	e.failed = append(e.failed, &proxier.ServiceError{Name: name, Err: err, Partial: true})
+	e.result.Failed = append(e.result.Failed, &proxier.ServiceError{Name: name, Err: err, Partial: true})
 	return nil
 }
 
@@ -313,7 +313,7 @@ func (e *Engine) bind(wanted []wantedPort) error {
 			}
 		}
 	}
-	e.report.Writes += len(added)
+	e.result.Report.Writes += len(added)
 	return e.device.add(added)
 }
 
@@ -334,7 +334,7 @@ func (e *Engine) unbind() error {
 		delete(e.boundVIPs, a)
 	}
 	clear(e.table.idle)
-	e.report.Writes += len(removed)
+	e.result.Report.Writes += len(removed)
 	return nil
 }
 

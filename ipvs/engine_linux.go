@@ -62,11 +62,9 @@ type Engine struct {
 	left    *left
 	claimed func(serverKey) bool
 	globals desired.Globals
-	report  proxier.ApplyReport
-	gone    []desired.Key // Result.Left of the next Apply that succeeds
-	tally   *tally        // of new connections; nil if they are not counted
-	// failed are the service ports that the kernel refuses in the current Apply.
-	failed []*proxier.ServiceError
+	// result is that of the current Apply. Its Left is kept until an Apply succeeds.
+	result proxier.Result
+	tally  *tally // of new connections; nil if they are not counted
 }
 
 // system is how the engine reaches the machine; tests replace it.
@@ -128,7 +126,14 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 		config: config, family: family, rules: front,
 		log: lightdeps.Logger(deps.Logger, "ipvs", family), tally: newTally(config.CountConnections),
 	}
-	e.system = e.realSystem()
+	e.system = system{
+		kernel: func() (kernel, error) { return openKernel(config.NetNS, family) },
+		device: func() (vipDevice, error) { return openDevice(config.NetNS, config.Names, number(family)) },
+		loaded: func() (bool, error) { return ipvsLoaded(config.NetNS) },
+		left:   func() (*left, error) { return openLeft(&config, family) },
+		check:  e.checkSysctls,
+		settle: settle,
+	}
 	if config.Firewall != nil {
 		if e.firewall, err = newFirewall(&config, family, e.log); err != nil {
 			return nil, err
@@ -153,11 +158,11 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.report, e.failed = proxier.ApplyReport{}, nil
+	e.result = proxier.Result{Left: e.result.Left}
 	err := e.apply(ctx, &update)
-	result := proxier.Result{Failed: e.failed, Report: e.report, Left: e.gone}
+	result := e.result
 	if err == nil {
-		e.gone = nil
+		e.result.Left = nil
 	}
 	return result, err
 }
@@ -169,8 +174,7 @@ func (e *Engine) Abilities() proxier.Abilities {
 
 // Traits implements proxier.Engine.
 func (e *Engine) Traits(s *desired.Service) desired.Traits {
-	p := planner{config: &e.config}
-	return p.traits(s)
+	return (&planner{config: &e.config}).traits(s)
 }
 
 // connect opens the sockets, unless they are open.
@@ -203,18 +207,6 @@ func (e *Engine) openAll() error {
 	}
 	e.kernel, e.device = k, d
 	return nil
-}
-
-func (e *Engine) realSystem() system {
-	c := &e.config
-	return system{
-		kernel: func() (kernel, error) { return openKernel(c.NetNS, e.family) },
-		device: func() (vipDevice, error) { return openDevice(c.NetNS, c.Names, number(e.family)) },
-		loaded: func() (bool, error) { return ipvsLoaded(c.NetNS) },
-		left:   func() (*left, error) { return openLeft(c, e.family) },
-		check:  e.checkSysctls,
-		settle: settle,
-	}
 }
 
 func (e *Engine) disconnect() {

@@ -130,7 +130,7 @@ func TestCostOfAChange(t *testing.T) {
 			if got := calls(service(name, vip, pod1, pod3)); got != 2 {
 				t.Errorf("messages for a replaced endpoint = %d, want 2", got)
 			}
-			if got := e.report.Writes; got != 1000+2 {
+			if got := e.result.Report.Writes; got != 1000+2 {
 				t.Errorf("reported writes = %d, want the 2, and 1000 of the rules", got)
 			}
 			if got := calls(service(name, vip, pod1, pod2, pod3)); got != 1 {
@@ -179,7 +179,7 @@ func TestTheSameFullUpdateAgainWritesNothing(t *testing.T) {
 		n.record()
 		mustApply(t, again, u)
 		n.mustSee(t, "rules")
-		if got := again.report.Writes; got != 1000 {
+		if got := again.result.Report.Writes; got != 1000 {
 			t.Errorf("reported writes = %d, want only the 1000 of the rules", got)
 		}
 	}

@@ -130,13 +130,13 @@ func (k *fakeKernel) loads(key serverKey) loads {
 	return all
 }
 
-func (k *fakeKernel) Put(key serverKey, s settings, as change) error {
+func (k *fakeKernel) Put(key serverKey, s settings, isNew bool) error {
 	return k.call(func() error {
 		if err := k.missing[s.scheduler]; err != nil {
 			return err
 		}
 		v := k.virtuals[key]
-		if v == nil && as == update {
+		if v == nil && !isNew {
 			return errGone
 		}
 		k.write("put", key, netip.AddrPort{}, 0)
@@ -162,13 +162,13 @@ func (k *fakeKernel) Delete(key serverKey) error {
 	})
 }
 
-func (k *fakeKernel) PutReal(key serverKey, real netip.AddrPort, weight int, how Forward, as change) error {
+func (k *fakeKernel) PutReal(key serverKey, real netip.AddrPort, weight int, how Forward, isNew bool) error {
 	return k.call(func() error {
 		v := k.virtuals[key]
 		if v == nil {
 			return errGone
 		}
-		if _, there := v.reals[real]; !there && as == update {
+		if _, there := v.reals[real]; !there && !isNew {
 			return errGone
 		}
 		k.write("put real", key, real, weight)

@@ -162,16 +162,16 @@ func (k calledKernel) Loads(key serverKey) (loads, error) {
 	return get(k.calledNode, func() (loads, error) { return k.fake().Loads(key) })
 }
 
-func (k calledKernel) Put(key serverKey, s settings, as change) error {
-	return k.do(func() error { return k.fake().Put(key, s, as) })
+func (k calledKernel) Put(key serverKey, s settings, isNew bool) error {
+	return k.do(func() error { return k.fake().Put(key, s, isNew) })
 }
 
 func (k calledKernel) Delete(key serverKey) error {
 	return k.do(func() error { return k.fake().Delete(key) })
 }
 
-func (k calledKernel) PutReal(key serverKey, real netip.AddrPort, weight int, how Forward, as change) error {
-	return k.do(func() error { return k.fake().PutReal(key, real, weight, how, as) })
+func (k calledKernel) PutReal(key serverKey, real netip.AddrPort, weight int, how Forward, isNew bool) error {
+	return k.do(func() error { return k.fake().PutReal(key, real, weight, how, isNew) })
 }
 
 func (k calledKernel) DeleteReal(key serverKey, real netip.AddrPort) error {

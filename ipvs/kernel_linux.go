@@ -208,9 +208,9 @@ func (l loads) add(d *ipvs.Destination) (real netip.AddrPort) {
 
 // Put implements kernel. An update fails if another program has deleted the virtual server,
 // because its real servers are gone too; after the error the engine reads everything.
-func (k *netlinkKernel) Put(key serverKey, s settings, as change) error {
+func (k *netlinkKernel) Put(key serverKey, s settings, isNew bool) error {
 	service, change := k.service(key, s), k.handle.UpdateService
-	if as == create {
+	if isNew {
 		change = k.handle.NewService
 	}
 	err := change(service)
@@ -232,9 +232,9 @@ func (k *netlinkKernel) Delete(key serverKey) error {
 }
 
 // PutReal implements kernel.
-func (k *netlinkKernel) PutReal(key serverKey, real netip.AddrPort, weight int, how Forward, as change) error {
+func (k *netlinkKernel) PutReal(key serverKey, real netip.AddrPort, weight int, how Forward, isNew bool) error {
 	service, d := k.service(key, settings{}), k.destination(real, weight, how)
-	if as == create {
+	if isNew {
 		err := k.handle.NewDestination(service, d)
 		if !errors.Is(err, unix.EEXIST) {
 			return denied(err)

@@ -133,6 +133,9 @@ const (
 // and the next Run continues, with a new deadline. An error means that some objects stay.
 func (l *Leaving) Run(ctx context.Context) error {
 	var errs []error
+	fail := func(f *leavingFamily, err error) {
+		errs = append(errs, fmt.Errorf("leave ipvs: %s: %w", f.family, err))
+	}
 	defer func() {
 		for _, f := range l.families {
 			_ = f.Close()
@@ -141,10 +144,10 @@ func (l *Leaving) Run(ctx context.Context) error {
 	var busy []*leavingFamily
 	for _, f := range l.families {
 		if err := f.begin(ctx); err != nil {
-			errs = append(errs, fmt.Errorf("leave ipvs: %s: %w", f.family, err))
-			continue
+			fail(f, err)
+		} else {
+			busy = append(busy, f)
 		}
-		busy = append(busy, f)
 	}
 	began := time.Now()
 	for len(busy) > 0 {
@@ -153,7 +156,7 @@ func (l *Leaving) Run(ctx context.Context) error {
 			n, done, err := f.step(time.Since(began))
 			total += n
 			if done && err != nil {
-				errs = append(errs, fmt.Errorf("leave ipvs: %s: %w", f.family, err))
+				fail(f, err)
 			} else if err != nil {
 				f.log.Warn("virtual servers of the previous mode are not deleted: retrying", zap.Error(err))
 			}

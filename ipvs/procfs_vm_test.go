@@ -104,7 +104,7 @@ func fill(tb testing.TB, k *netlinkKernel, dice *rand.Rand, base string, n int) 
 		if dice.IntN(2) == 0 {
 			s.flags, s.timeout = flagPersistent, 3*time.Hour
 		}
-		if err := k.Put(key, s, create); err != nil {
+		if err := k.Put(key, s, true); err != nil {
 			tb.Fatal(err)
 		}
 		reals, real := dice.IntN(4), addr
@@ -113,7 +113,7 @@ func fill(tb testing.TB, k *netlinkKernel, dice *rand.Rand, base string, n int) 
 		}
 		for range reals {
 			real = real.Next()
-			if err := k.PutReal(key, netip.AddrPortFrom(real, 8080), dice.IntN(3), ForwardMasquerade, create); err != nil {
+			if err := k.PutReal(key, netip.AddrPortFrom(real, 8080), dice.IntN(3), ForwardMasquerade, true); err != nil {
 				tb.Fatal(err)
 			}
 		}

@@ -25,9 +25,10 @@ type kernel interface {
 	Get(key serverKey) (*virtual, error)
 	// Loads returns the connections of each real server of a virtual server.
 	Loads(key serverKey) (loads, error)
-	Put(key serverKey, s settings, as change) error
+	// Put and PutReal update an object that is not new, and that must be there.
+	Put(key serverKey, s settings, isNew bool) error
 	Delete(key serverKey) error
-	PutReal(key serverKey, real netip.AddrPort, weight int, how Forward, as change) error
+	PutReal(key serverKey, real netip.AddrPort, weight int, how Forward, isNew bool) error
 	DeleteReal(key serverKey, real netip.AddrPort) error
 	setTimeouts(c *Config) error
 	Close()
@@ -37,14 +38,6 @@ type kernel interface {
 type load struct{ open, total uint32 }
 
 type loads map[netip.AddrPort]load
-
-// change is how to write an object.
-type change uint8
-
-const (
-	create change = iota
-	update
-)
 
 // table holds the virtual servers of an instance, and drains real servers:
 //
@@ -231,26 +224,23 @@ func (t *table) setSettings(key serverKey, e *virtualServer, want *virtual) (_ *
 }
 
 func (t *table) putSettings(key serverKey, e *virtualServer, s settings) error {
-	as := update
-	if e == nil {
-		as = create
-	}
-	if err := t.write(t.kernel.Put(key, s, as)); err != nil {
+	if err := t.write(t.kernel.Put(key, s, e == nil)); err != nil {
 		return fmt.Errorf("put virtual server %v with scheduler %s: %w", key, s.scheduler, err)
 	}
 	return nil
 }
 
 func (t *table) setReal(key serverKey, e *virtualServer, addr netip.AddrPort, weight int) error {
-	r, as := e.reals[addr], update
+	r := e.reals[addr]
+	isNew := r == nil
 	switch {
-	case r == nil:
-		r, as = &realServer{}, create
+	case isNew:
+		r = &realServer{}
 	case r.weight == weight:
 		r.deadline = time.Time{}
 		return nil
 	}
-	if err := t.write(t.kernel.PutReal(key, addr, weight, e.forward, as)); err != nil {
+	if err := t.write(t.kernel.PutReal(key, addr, weight, e.forward, isNew)); err != nil {
 		return fmt.Errorf("put %s: %w", object(key, addr), err)
 	}
 	r.weight, r.deadline = weight, time.Time{}
