@@ -68,8 +68,8 @@ func scenarios(f Features) []scenario {
 	all := slices.Concat(
 		clusterIPScenarios(), clusterIPPolicyScenarios(), serviceAddressScenarios(f), unproxiedScenarios(), vipOnlyScenarios(),
 		externalScenarios(), refusedScenarios(), disputeScenarios(), externalPolicyScenarios(f), healthCheckScenarios(f), loadBalancerScenarios(), emptyScenarios(f),
-		nodePortScenarios(f), loopbackScenarios(f), sourceRangeScenarios(), openSourceRangeScenarios(), emptySourceRangeScenarios(f),
-		conditionScenarios(f), affinityScenarios(), balancingScenarios(f), endingScenarios(), flowScenarios(f), spreadScenarios(), extremeScenarios(f),
+		nodePortScenarios(f), loopbackScenarios(f), sourceRangeScenarios(), emptySourceRangeScenarios(f),
+		conditionScenarios(f), affinityScenarios(f), balancingScenarios(f), endingScenarios(), flowScenarios(f), spreadScenarios(), extremeScenarios(f),
 		canaryScenarios(), priorityScenarios(f), endScenarios(),
 	)
 	slices.SortStableFunc(all, func(a, b scenario) int { return strings.Compare(string(a.setup), string(b.setup)) })
@@ -236,9 +236,12 @@ func (s *suite) run(ctx context.Context, t *testing.T, sc scenario) {
 	}
 	st.publish(ctx, t, sc.services...)
 	defer st.withdraw() // the next scenario's sync deletes them
-	if sc.play != nil {
+	switch {
+	case sc.play != nil:
 		sc.play(ctx, t, st)
-	} else {
+	case sc.check != nil:
+		st.report(t, sc.combos(), func(c combo) []result { return sc.check(ctx, st, c) })
+	default:
 		st.probe(ctx, t, sc)
 	}
 	s.verify(ctx, t)

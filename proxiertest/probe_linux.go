@@ -39,6 +39,9 @@ type combo struct {
 // String returns "IPv4/TCP", for test names.
 func (c combo) String() string { return string(c.family) + "/" + strings.ToUpper(c.network) }
 
+// combos returns the combinations of both families with TCP and UDP.
+func combos() []combo { return (&scenario{}).combos() }
+
 // combos returns the combinations of the scenario's families and networks.
 func (sc *scenario) combos() []combo {
 	in, networks := sc.families, sc.networks
@@ -65,33 +68,33 @@ type seat struct {
 
 // seat returns the seat of a place. That of nodeAnywhere has no address.
 func (s *stage) seat(at place, family v1.IPFamily) seat {
-	world, second := s.world, 0
-	if family == v1.IPv6Protocol {
-		second = 1
-	}
+	world := s.world
 	switch at {
 	case client:
-		return seat{world.Client, world.Client.Addrs[second]}
+		return world.Client.seat(0, family)
 	case otherClient:
-		return seat{world.Client, world.Client.Addrs[2+second]}
+		return world.Client.seat(1, family)
 	case node:
-		return seat{world.Node, world.Node.Addrs[2+second]}
+		return world.Node.seat(1, family)
 	case nodeMain:
-		return seat{world.Node, world.Node.Addrs[second]}
+		return world.Node.seat(0, family)
 	case nodeAsVIP:
 		return seat{world.Node, localVIP(family)}
 	case nodeAnywhere:
 		return seat{host: world.Node}
 	case router:
-		return seat{world.Router, world.Router.Addrs[second]}
+		return world.Router.seat(0, family)
 	case pod0, pod1, pod2:
-		pod := world.LocalPods[at[len(at)-1]-'0']
-		return seat{pod, pod.Addrs[second]}
+		return world.LocalPods[at[len(at)-1]-'0'].seat(0, family)
 	case remote0, remote1:
-		pod := world.RemotePods[at[len(at)-1]-'0']
-		return seat{pod, pod.Addrs[second]}
+		return world.RemotePods[at[len(at)-1]-'0'].seat(0, family)
 	}
 	return seat{}
+}
+
+// seat returns the n-th seat of a host, whose addresses come in pairs.
+func (h *Host) seat(n int, family v1.IPFamily) seat {
+	return seat{h, h.Addrs[2*n+either(family, 0, 1)]}
 }
 
 // ask dials once. The network can also be icmp.

@@ -57,9 +57,7 @@ func (s *stage) publish(ctx context.Context, t *testing.T, services ...service) 
 		s.remove(gone)
 	}
 	s.services = s.services[:len(services)]
-	if err := Sync(ctx, s.provider); err != nil {
-		t.Fatalf("sync: %v", err)
-	}
+	s.sync(ctx, t)
 }
 
 // withdraw deletes the API objects of the stage's services, and waits for nothing.
@@ -75,6 +73,11 @@ func (s *stage) add(spec service) {
 	p := &published{number: s.serial}
 	p.render(spec)
 	s.services = append(s.services, p)
+	s.announce(p)
+}
+
+// announce adds the API objects of a service.
+func (s *stage) announce(p *published) {
 	s.provider.OnServiceAdd(p.object)
 	for _, slice := range p.slices {
 		s.provider.OnEndpointSliceAdd(slice)
@@ -111,14 +114,12 @@ func (p *published) render(spec service) {
 	spec.tcpPort, spec.udpPort = cmp.Or(spec.tcpPort, "tcp"), cmp.Or(spec.udpPort, "udp")
 	p.nodePort = cmp.Or(spec.nodePort, firstNodePort+int32(p.number))
 	p.vip, p.ownIP = spec.vip, spec.clusterIP
-	opts := []ServiceOption{ClusterIPs(p.clusterIP(v1.IPv4Protocol).String(), p.clusterIP(v1.IPv6Protocol).String())}
+	opts := []ServiceOption{ClusterIPs(inBoth(p.clusterIP)...)}
 	if spec.external {
 		opts = append(opts,
 			NodePort(spec.tcpPort, v1.ProtocolTCP, servicePort, p.nodePort),
 			NodePort(spec.udpPort, v1.ProtocolUDP, servicePort, p.nodePort))
-		for _, family := range families() {
-			opts = append(opts, ExternalIPs(p.external(family).String()), LoadBalancer(p.loadBalancer(family).String()))
-		}
+		opts = append(opts, ExternalIPs(inBoth(p.external)...), LoadBalancer(inBoth(p.loadBalancer)...))
 	} else {
 		opts = append(opts, Port(spec.tcpPort, v1.ProtocolTCP, servicePort), Port(spec.udpPort, v1.ProtocolUDP, servicePort))
 	}
@@ -167,25 +168,21 @@ func (e endpoint) addr(family v1.IPFamily) netip.Addr {
 	if e.crowd != 0 {
 		return crowdAddr(family, e.crowd)
 	}
-	return podAddr(e.at, family)
+	return podAddr(e.at)(family)
 }
 
-// podAddr returns the address of a pod of Topology.
-func podAddr(at place, family v1.IPFamily) netip.Addr {
+// podAddr returns the addresses of a pod of Topology.
+func podAddr(at place) func(family v1.IPFamily) netip.Addr {
 	subnet := map[byte]byte{'p': 1, 'r': 2}[at[0]]
 	n := at[len(at)-1] - '0'
-	if family == v1.IPv4Protocol {
-		return netip.AddrFrom4([4]byte{10, 244, subnet, 16*n + 2})
+	return func(family v1.IPFamily) netip.Addr {
+		return familyAddr(family, fmt.Sprintf("10.244.%d.%d", subnet, 16*n+2), fmt.Sprintf("fd00:10:244:%d:%d::2", subnet, n))
 	}
-	return netip.MustParseAddr(fmt.Sprintf("fd00:10:244:%d:%d::2", subnet, n))
 }
 
 // serviceAddr returns the service's unique address in a range.
 func (p *published) serviceAddr(prefix4, subnet6 string, family v1.IPFamily) netip.Addr {
-	if family == v1.IPv4Protocol {
-		return netip.MustParseAddr(fmt.Sprintf("%s.%d.%d", prefix4, p.number>>8, p.number&0xff))
-	}
-	return netip.MustParseAddr(fmt.Sprintf("fd00:10:%s::%x", subnet6, p.number))
+	return familyAddr(family, fmt.Sprintf("%s.%d.%d", prefix4, p.number>>8, p.number&0xff), fmt.Sprintf("fd00:10:%s::%x", subnet6, p.number))
 }
 
 func (p *published) clusterIP(family v1.IPFamily) netip.Addr {
@@ -201,10 +198,7 @@ func (p *published) external(family v1.IPFamily) netip.Addr {
 
 // sharedAddr is an external IP that scenarios give to several services.
 func sharedAddr(family v1.IPFamily) netip.Addr {
-	if family == v1.IPv4Protocol {
-		return netip.MustParseAddr("198.18.255.1")
-	}
-	return netip.MustParseAddr("fd00:10:18:ffff::1")
+	return familyAddr(family, "198.18.255.1", "fd00:10:18:ffff::1")
 }
 
 func (p *published) loadBalancer(family v1.IPFamily) netip.Addr {
@@ -214,15 +208,15 @@ func (p *published) loadBalancer(family v1.IPFamily) netip.Addr {
 	return p.serviceAddr("198.19", "19", family)
 }
 
+// address returns where the first service has a target.
+func (s *stage) address(at target, family v1.IPFamily) netip.AddrPort {
+	return s.services[0].targets(s.world, family)[at]
+}
+
 // targets returns the addresses of all targets.
 func (p *published) targets(world *Topology, family v1.IPFamily) map[target]netip.AddrPort {
 	own := p.clusterIP(family)
-	// The node's addresses come in pairs, in the order of NewTopology.
-	second := 0
-	loopback := netip.MustParseAddr("127.0.0.1")
-	if family == v1.IPv6Protocol {
-		second, loopback = 1, netip.IPv6Loopback()
-	}
+	ofNode := func(n int) netip.Addr { return world.Node.seat(n, family).addr } // in the order of NewTopology
 	port := uint16(p.nodePort)
 	return map[target]netip.AddrPort{
 		clusterIP:          netip.AddrPortFrom(own, servicePort),
@@ -234,17 +228,17 @@ func (p *published) targets(world *Topology, family v1.IPFamily) map[target]neti
 		sharedExternalIP:   netip.AddrPortFrom(sharedAddr(family), servicePort),
 		loadBalancer:       netip.AddrPortFrom(p.loadBalancer(family), servicePort),
 		cloudLoadBalancer:  netip.AddrPortFrom(cloudVIP(family), servicePort),
-		nodePort:           netip.AddrPortFrom(world.Node.Addrs[second], port),
-		nodePortSecondary:  netip.AddrPortFrom(world.Node.Addrs[2+second], port),
-		nodePortClientLink: netip.AddrPortFrom(world.Node.Addrs[4+second], port),
-		nodePortPodLink:    netip.AddrPortFrom(world.Node.Addrs[6+second], port),
+		nodePort:           netip.AddrPortFrom(ofNode(0), port),
+		nodePortSecondary:  netip.AddrPortFrom(ofNode(1), port),
+		nodePortClientLink: netip.AddrPortFrom(ofNode(2), port),
+		nodePortPodLink:    netip.AddrPortFrom(ofNode(3), port),
 		nodePortLocalVIP:   netip.AddrPortFrom(localVIP(family), port),
-		nodePortLoopback:   netip.AddrPortFrom(loopback, port),
-		healthOfNode:       netip.AddrPortFrom(world.Node.Addrs[2+second], hostPort),
+		nodePortLoopback:   netip.AddrPortFrom(loopback(family), port),
+		healthOfNode:       netip.AddrPortFrom(ofNode(1), hostPort),
 		healthOfLocalVIP:   netip.AddrPortFrom(localVIP(family), hostPort),
 		healthOfVIP:        netip.AddrPortFrom(p.loadBalancer(family), hostPort),
 		healthOfClusterIP:  netip.AddrPortFrom(own, hostPort),
 		nodePortLoopback2:  netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 5}), port),
-		podAddress:         netip.AddrPortFrom(podAddr(pod2, family), servicePort),
+		podAddress:         netip.AddrPortFrom(podAddr(pod2)(family), servicePort),
 	}
 }

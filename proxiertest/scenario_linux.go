@@ -3,6 +3,7 @@ package proxiertest
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -26,8 +27,36 @@ type scenario struct {
 	// families are the IP families of the probes; nil means both.
 	families []v1.IPFamily
 	probes   []probe
-	// play, if not nil, runs instead of the probes.
+	// check, if not nil, runs instead of the probes, for all families and networks at once.
+	check checker
+	// play, if not nil, runs instead of all these.
 	play func(ctx context.Context, t *testing.T, s *stage)
+}
+
+// checker finds out what happens to packets of a family and network.
+type checker func(ctx context.Context, s *stage, c combo) []result
+
+// packets returns a scenario that sends the packets of all probes.
+func packets(name, rule string, setup setup, services []service, probes ...[]probe) scenario {
+	return scenario{name: name, rule: rule, setup: setup, services: services, probes: slices.Concat(probes...)}
+}
+
+// over limits a scenario to networks.
+func (sc scenario) over(networks ...string) scenario {
+	sc.networks = networks
+	return sc
+}
+
+// in limits a scenario to IP families.
+func (sc scenario) in(families ...v1.IPFamily) scenario {
+	sc.families = families
+	return sc
+}
+
+// withServiceCIDRs lets the Provider know the ranges of ClusterIPs.
+func (sc scenario) withServiceCIDRs() scenario {
+	sc.serviceCIDRs = serviceCIDRs()
+	return sc
 }
 
 // service describes a Service with a TCP and a UDP port of the same number, in

@@ -3,7 +3,6 @@ package proxiertest
 import (
 	"context"
 	"fmt"
-	"iter"
 	"net/netip"
 	"slices"
 	"testing"
@@ -23,17 +22,21 @@ const (
 
 // affinityScenarios are about session affinity. Twenty clients, each with its own address,
 // do not all get the same endpoint again by chance.
-func affinityScenarios() []scenario {
+func affinityScenarios(f Features) []scenario {
+	var outlived []string
+	if f.AffinityOutlivesTimeout {
+		outlived = []string{"udp"}
+	}
 	return []scenario{
 		{
 			name: "PKT-60", rule: "With session affinity, a client reaches the same endpoint through every frontend of a service port.",
 			services: []service{sticky(longAffinity, ready(pod0, pod1, remote0))},
-			play:     playStickiness,
+			check:    checkStickiness,
 		},
 		{
 			name: "PKT-60/timeout", rule: "Session affinity ends after the timeout without a connection; every connection restarts the timeout.",
 			services: []service{sticky(shortAffinity, ready(pod0, pod1, remote0))},
-			play:     playTimeout,
+			networks: outlived, check: checkTimeout,
 		},
 		{
 			name: "PKT-60/ports", rule: "Each port of a Service has session affinity of its own.",
@@ -48,12 +51,12 @@ func affinityScenarios() []scenario {
 		{
 			name: "PKT-61/policy", rule: "Session affinity never sends a client to an endpoint that the traffic policy excludes.",
 			services: []service{sticky(longAffinity, ready(pod1, remote0, remote1), ExternalPolicyLocal())},
-			play:     playPolicyOverAffinity,
+			check:    checkPolicyOverAffinity,
 		},
 		{
 			name: "PKT-62", rule: "All processes with one source address are one client.",
 			services: []service{sticky(longAffinity, ready(pod0, pod1, remote0))},
-			play:     playSharedAddress,
+			check:    checkSharedAddress,
 		},
 	}
 }
@@ -67,22 +70,16 @@ type round []string
 
 // ask sends one request of every client.
 func (s *stage) ask(ctx context.Context, c combo, at target) (round, error) {
-	return s.askInTurn(ctx, c, at, slices.Values(clientNumbers()))
+	return s.askInTurn(ctx, c, at, false)
 }
 
-// clientNumbers returns the numbers of all clients.
-func clientNumbers() []int {
-	numbers := make([]int, clientAddrs)
-	for i := range numbers {
-		numbers[i] = i
-	}
-	return numbers
-}
-
-func (s *stage) askInTurn(ctx context.Context, c combo, at target, clients iter.Seq[int]) (round, error) {
-	to := s.services[0].targets(s.world, c.family)[at]
+func (s *stage) askInTurn(ctx context.Context, c combo, at target, backwards bool) (round, error) {
+	to := s.address(at, c.family)
 	servers := make(round, clientAddrs)
-	for i := range clients {
+	for i := range servers {
+		if backwards {
+			i = clientAddrs - 1 - i
+		}
 		answer, err := s.client(i, c).ask(ctx, c.network, to, answerTimeout)
 		if err != nil {
 			return nil, fmt.Errorf("client %d -> %s %s: %w", i, c.network, to, err)
@@ -115,23 +112,19 @@ func (s *stage) expect(ctx context.Context, c combo, at target, before round) er
 	return err
 }
 
-func playStickiness(ctx context.Context, t *testing.T, s *stage) {
-	t.Helper()
-	check := func(c combo) (results []result) {
-		var first round
-		for _, at := range []target{clusterIP, nodePort, externalIP, loadBalancer} {
-			var err error
-			if first == nil || s.features.AffinityPerFrontend {
-				first, err = s.ask(ctx, c, at)
-				results = append(results, single("first_to_"+string(at), err, spread(first))...)
-			}
-			for n := range 3 {
-				results = append(results, single(fmt.Sprintf("again_to_%s_%d", at, n), s.expect(ctx, c, at, first))...)
-			}
+func checkStickiness(ctx context.Context, s *stage, c combo) (results []result) {
+	var first round
+	for _, at := range []target{clusterIP, nodePort, externalIP, loadBalancer} {
+		var err error
+		if first == nil || s.features.AffinityPerFrontend {
+			first, err = s.ask(ctx, c, at)
+			results = append(results, single("first_to_"+string(at), err, spread(first))...)
 		}
-		return results
+		for n := range 3 {
+			results = append(results, single(fmt.Sprintf("again_to_%s_%d", at, n), s.expect(ctx, c, at, first))...)
+		}
 	}
-	s.report(t, (&scenario{}).combos(), check)
+	return results
 }
 
 // playPortsApart compares the two ports of the Service, which differ in protocol.
@@ -145,9 +138,7 @@ func playPortsApart(ctx context.Context, t *testing.T, s *stage) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			backwards := clientNumbers()
-			slices.Reverse(backwards)
-			udp, err := s.askInTurn(ctx, combo{family: family, network: "udp"}, clusterIP, slices.Values(backwards))
+			udp, err := s.askInTurn(ctx, combo{family: family, network: "udp"}, clusterIP, true)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -167,27 +158,20 @@ func spread(r round) error {
 	return nil
 }
 
-func playTimeout(ctx context.Context, t *testing.T, s *stage) {
-	t.Helper()
-	ways := &scenario{}
-	if s.features.AffinityOutlivesTimeout {
-		ways.networks = []string{"udp"}
+func checkTimeout(ctx context.Context, s *stage, c combo) []result {
+	last, err := s.refresh(ctx, c)
+	results := single("refreshed", err)
+	if err != nil {
+		return results
 	}
-	s.report(t, ways.combos(), func(c combo) []result {
-		last, err := s.refresh(ctx, c)
-		results := single("refreshed", err)
-		if err != nil {
-			return results
-		}
-		if !pause.For(ctx, quietTime) {
-			return single("ended", ctx.Err())
-		}
-		later, err := s.ask(ctx, c, clusterIP)
-		if err == nil && slices.Equal(last, later) { // by chance: 3^-20
-			err = fmt.Errorf("all %d clients reach the same endpoint %v after their last connection", len(later), quietTime)
-		}
-		return append(results, single("ended", err)...)
-	})
+	if !pause.For(ctx, quietTime) {
+		return single("ended", ctx.Err())
+	}
+	later, err := s.ask(ctx, c, clusterIP)
+	if err == nil && slices.Equal(last, later) { // by chance: 3^-20
+		err = fmt.Errorf("all %d clients reach the same endpoint %v after their last connection", len(later), quietTime)
+	}
+	return append(results, single("ended", err)...)
 }
 
 // refresh connects again and again, for longer than the timeout, and expects that all clients
@@ -225,7 +209,7 @@ func (s *stage) refreshOnce(ctx context.Context, c combo) (first round, inTime b
 func playLostEndpoint(ctx context.Context, t *testing.T, s *stage) {
 	t.Helper()
 	rounds := map[combo]round{}
-	for _, c := range (&scenario{}).combos() {
+	for _, c := range combos() {
 		first, err := s.ask(ctx, c, clusterIP)
 		if err != nil {
 			t.Fatal(err)
@@ -247,7 +231,7 @@ func playLostEndpoint(ctx context.Context, t *testing.T, s *stage) {
 		}
 	}
 	s.publish(ctx, t, sticky(longAffinity, ready(pod0, pod1, remote0)))
-	s.report(t, (&scenario{}).combos(), func(c combo) []result {
+	s.report(t, combos(), func(c combo) []result {
 		stays := single("stays_after_return", s.expect(ctx, c, clusterIP, moved[c]))
 		if s.features.AffinityPerFrontend {
 			return stays
@@ -256,30 +240,22 @@ func playLostEndpoint(ctx context.Context, t *testing.T, s *stage) {
 	})
 }
 
-func playPolicyOverAffinity(ctx context.Context, t *testing.T, s *stage) {
-	t.Helper()
-	s.report(t, (&scenario{}).combos(), func(c combo) []result {
-		inside, err := s.ask(ctx, c, clusterIP)
-		results := single("inside", err)
-		if !slices.Contains(inside, string(remote0)) && !slices.Contains(inside, string(remote1)) {
-			results = append(results, single("inside", fmt.Errorf("no client reaches a remote endpoint: %v", inside))...)
-		}
-		onlyLocal := slices.Repeat(round{string(pod1)}, clientAddrs)
-		return append(results, single("outside",
-			s.expect(ctx, c, nodePort, onlyLocal), s.expect(ctx, c, loadBalancer, onlyLocal), s.expect(ctx, c, externalIP, onlyLocal))...)
-	})
+func checkPolicyOverAffinity(ctx context.Context, s *stage, c combo) []result {
+	inside, err := s.ask(ctx, c, clusterIP)
+	results := single("inside", err)
+	if !slices.Contains(inside, string(remote0)) && !slices.Contains(inside, string(remote1)) {
+		results = append(results, single("inside", fmt.Errorf("no client reaches a remote endpoint: %v", inside))...)
+	}
+	onlyLocal := slices.Repeat(round{string(pod1)}, clientAddrs)
+	return append(results, single("outside",
+		s.expect(ctx, c, nodePort, onlyLocal), s.expect(ctx, c, loadBalancer, onlyLocal), s.expect(ctx, c, externalIP, onlyLocal))...)
 }
 
-func playSharedAddress(ctx context.Context, t *testing.T, s *stage) {
-	t.Helper()
-	s.report(t, (&scenario{}).combos(), func(c combo) []result {
-		var results []result
-		for _, from := range []place{node, client, pod2} {
-			to := s.services[0].targets(s.world, c.family)[clusterIP]
-			results = append(results, single(string(from), s.oneServer(ctx, s.seat(from, c.family), c.network, to))...)
-		}
-		return results
-	})
+func checkSharedAddress(ctx context.Context, s *stage, c combo) (results []result) {
+	for _, from := range []place{node, client, pod2} {
+		results = append(results, single(string(from), s.oneServer(ctx, s.seat(from, c.family), c.network, s.address(clusterIP, c.family)))...)
+	}
+	return results
 }
 
 // oneServer asks often, from a new port each time, and wants the same server.

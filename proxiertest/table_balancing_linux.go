@@ -81,17 +81,17 @@ func balancingScenarios(f Features) []scenario {
 		{
 			name: "PKT-90", rule: "Connections are distributed in proportion to the weights of the endpoints. One of weight 0 gets none.",
 			services: []service{{external: true, endpoints: weightedCrowd(weights...)}},
-			play:     playWeights(weights, clusterIP, nodePort),
+			check:    checkWeights(weights, clusterIP, nodePort),
 		},
 		{
 			name: "PKT-90/policy", rule: "Weights apply to the endpoints that the traffic policy allows.",
 			services: []service{{external: true, endpoints: append(weightedCrowd(weights...), endpoint{at: remote0, condition: weight(100)}), options: []ServiceOption{ExternalPolicyLocal()}}},
-			play:     playWeights(weights, nodePort),
+			check:    checkWeights(weights, nodePort),
 		},
 		{
 			name: "PKT-90/affinity", rule: "With weights and any policy, session affinity keeps a client at its endpoint.",
 			services: []service{sticky(longAffinity, []endpoint{{at: pod0, condition: weight(2)}, {at: pod1}, {at: remote0}}, balanced(changetracker.LeastConnections))},
-			play:     playStickiness,
+			check:    checkStickiness,
 		},
 	}
 	if !f.NoHash {
@@ -117,25 +117,23 @@ func balancingScenarios(f Features) []scenario {
 		all = append(all, scenario{
 			name: "PKT-93", rule: "With policy least-connections, a connection goes to the endpoint with the fewest open ones, by weight.",
 			services: []service{{external: true, endpoints: weightedCrowd(1, 1, 2), options: []ServiceOption{balanced(changetracker.LeastConnections)}}},
-			play:     playLeast,
+			networks: []string{"tcp"},
+			check:    checkLeast,
 		})
 	}
 	return all
 }
 
-func playWeights(weights []int, at ...target) func(context.Context, *testing.T, *stage) {
-	return func(ctx context.Context, t *testing.T, s *stage) {
-		t.Helper()
-		s.report(t, (&scenario{}).combos(), func(c combo) (results []result) {
-			for _, to := range at {
-				counts, err := s.draw(ctx, c, to, weightedDraws)
-				if err == nil {
-					err = distributed(counts, weights, weightedLimit, c)
-				}
-				results = append(results, single("to_"+string(to), err)...)
+func checkWeights(weights []int, at ...target) checker {
+	return func(ctx context.Context, s *stage, c combo) (results []result) {
+		for _, to := range at {
+			counts, err := s.draw(ctx, c, to, weightedDraws)
+			if err == nil {
+				err = distributed(counts, weights, weightedLimit, c)
 			}
-			return results
-		})
+			results = append(results, single("to_"+string(to), err)...)
+		}
+		return results
 	}
 }
 
@@ -155,7 +153,7 @@ func (s *stage) numbered(n int, ask func(i int) (Answer, error)) (all reached, e
 }
 
 func (s *stage) byClient(ctx context.Context, c combo, at target) (reached, error) {
-	to := s.services[0].targets(s.world, c.family)[at]
+	to := s.address(at, c.family)
 	return s.numbered(clientAddrs, func(i int) (Answer, error) { return s.client(i, c).ask(ctx, c.network, to, answerTimeout) })
 }
 
@@ -177,7 +175,7 @@ func playHash(ctx context.Context, t *testing.T, s *stage) {
 	if s.features.HashFollowsHistory {
 		otherwise = 1
 	}
-	s.report(t, (&scenario{}).combos(), func(c combo) []result {
+	s.report(t, combos(), func(c combo) []result {
 		first, err := s.byClient(ctx, c, clusterIP)
 		results := single("first", err)
 		if distinct := slices.Compact(slices.SortedFunc(slices.Values(first), netip.Addr.Compare)); err == nil && len(distinct) < 4 {
@@ -210,7 +208,7 @@ func moved(before, after reached) (n int) {
 
 // byPort asks from many ports of one client.
 func (s *stage) byPort(ctx context.Context, c combo, at target) (reached, error) {
-	from, to := s.seat(client, c.family), s.services[0].targets(s.world, c.family)[at]
+	from, to := s.seat(client, c.family), s.address(at, c.family)
 	return s.numbered(hashedFlows, func(i int) (Answer, error) {
 		return from.host.Ask(ctx, c.network, to, AskOptions{From: from.addr, FromPort: uint16(firstHashedPort + i), Timeout: answerTimeout})
 	})
@@ -220,7 +218,7 @@ func (s *stage) byPort(ctx context.Context, c combo, at target) (reached, error)
 // before, and flushes conntrack: the kernel would give the flows other ports.
 func playDisruption(ctx context.Context, t *testing.T, s *stage) {
 	t.Helper()
-	combos := (&scenario{}).combos()
+	combos := combos()
 	before := make([]reached, len(combos))
 	for i, c := range combos {
 		var err error
@@ -257,34 +255,31 @@ func playDisruption(ctx context.Context, t *testing.T, s *stage) {
 	})
 }
 
-// playLeast holds connections, and ends those to the last endpoint: it gets the next ones.
-func playLeast(ctx context.Context, t *testing.T, s *stage) {
-	t.Helper()
-	s.report(t, (&scenario{networks: []string{"tcp"}}).combos(), func(c combo) []result {
-		held := map[netip.Addr][]established{}
-		defer func() { closeAll(held) }()
-		if err := s.hold(ctx, c, heldConnections, held); err != nil {
-			return single("held", err)
-		}
-		for n, want := range []int{heldConnections / 4, heldConnections / 4, heldConnections / 2} {
-			if got := len(held[crowdAddr(c.family, n+1)]); got != want {
-				return single("held", fmt.Errorf("endpoint %d has %d of %d open connections, want %d", n+1, got, heldConnections, want))
-			}
-		}
-		last := crowdAddr(c.family, 3)
-		closeAll(map[netip.Addr][]established{last: held[last]})
-		delete(held, last)
-		var err error
-		poll.Soon(func() bool { // the engine sees their ends somewhat later
-			next := map[netip.Addr][]established{}
-			defer closeAll(next)
-			if err = s.hold(ctx, c, heldConnections/2, next); err == nil && len(next[last]) != heldConnections/2 {
-				err = fmt.Errorf("the endpoint without connections gets %d of %d, want all", len(next[last]), heldConnections/2)
-			}
-			return err == nil
-		})
+// checkLeast holds connections, and ends those to the last endpoint: it gets the next ones.
+func checkLeast(ctx context.Context, s *stage, c combo) []result {
+	held := map[netip.Addr][]established{}
+	defer func() { closeAll(held) }()
+	if err := s.hold(ctx, c, heldConnections, held); err != nil {
 		return single("held", err)
+	}
+	for n, want := range []int{heldConnections / 4, heldConnections / 4, heldConnections / 2} {
+		if got := len(held[crowdAddr(c.family, n+1)]); got != want {
+			return single("held", fmt.Errorf("endpoint %d has %d of %d open connections, want %d", n+1, got, heldConnections, want))
+		}
+	}
+	last := crowdAddr(c.family, 3)
+	closeAll(map[netip.Addr][]established{last: held[last]})
+	delete(held, last)
+	var err error
+	poll.Soon(func() bool { // the engine sees their ends somewhat later
+		next := map[netip.Addr][]established{}
+		defer closeAll(next)
+		if err = s.hold(ctx, c, heldConnections/2, next); err == nil && len(next[last]) != heldConnections/2 {
+			err = fmt.Errorf("the endpoint without connections gets %d of %d, want all", len(next[last]), heldConnections/2)
+		}
+		return err == nil
 	})
+	return single("held", err)
 }
 
 // hold opens connections, by their endpoints.

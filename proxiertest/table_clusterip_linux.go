@@ -17,9 +17,6 @@ import (
 func clusterIPScenarios() []scenario {
 	services := []service{{endpoints: ready(pod1, remote0)}}
 	local := []service{{endpoints: ready(pod1, pod2)}} // their answers to remote pods go through the node
-	table := func(name, rule string, setup setup, services []service, probes ...[]probe) scenario {
-		return scenario{name: name, rule: rule, setup: setup, services: services, probes: slices.Concat(probes...)}
-	}
 	toVIP := []target{clusterIP}
 	// Under externalTrafficPolicy Local, pods keep their source to all addresses.
 	named := func(node string) []service {
@@ -28,40 +25,40 @@ func clusterIPScenarios() []scenario {
 	}
 	toItself := every([]place{pod0}, append(external(), clusterIP), keptBy(pod0, remote0))
 	return []scenario{
-		table("PKT-01", "A pod reaches every endpoint of a ClusterIP and keeps its source.", setupDefault, services,
+		packets("PKT-01", "A pod reaches every endpoint of a ClusterIP and keeps its source.", setupDefault, services,
 			every([]place{pod0}, toVIP, keptBy(pod1, remote0))),
-		table("PKT-01/masquerade_all", "masqueradeAll masquerades everybody.", setupMasqueradeAll, services,
+		packets("PKT-01/masquerade_all", "masqueradeAll masquerades everybody.", setupMasqueradeAll, services,
 			every([]place{pod0, node, client}, toVIP, masqueradedTo(pod1, remote0))),
-		table("PKT-01/interface_prefix", "Pods are detected by the prefix of their interfaces' names.", setupInterfaces, services,
+		packets("PKT-01/interface_prefix", "Pods are detected by the prefix of their interfaces' names.", setupInterfaces, services,
 			every([]place{pod0, pod2}, toVIP, keptBy(pod1, remote0)),
 			every([]place{node, client}, toVIP, masqueradedTo(pod1, remote0))),
-		table("PKT-01/interface", "Pods are detected by the name of their one interface.", setupInterface, services,
+		packets("PKT-01/interface", "Pods are detected by the name of their one interface.", setupInterface, services,
 			every([]place{pod0}, toVIP, keptBy(pod1, remote0)),
 			every([]place{pod2, node, client}, toVIP, masqueradedTo(pod1, remote0))),
-		table("PKT-02", "A pod that is chosen for its own connection is masqueraded, and not when another one is.", setupDefault,
+		packets("PKT-02", "A pod that is chosen for its own connection is masqueraded, and not when another one is.", setupDefault,
 			[]service{{endpoints: ready(pod0, pod1, remote0)}},
 			every([]place{pod0}, toVIP, keptBy(pod0, pod1, remote0))),
-		table("PKT-02/no_detector", "A hairpin connection is masqueraded also without a way to tell pods.", setupNoDetector,
+		packets("PKT-02/no_detector", "A hairpin connection is masqueraded also without a way to tell pods.", setupNoDetector,
 			[]service{{endpoints: ready(pod0, remote0)}},
 			every([]place{pod0}, toVIP, keptBy(pod0, remote0))),
-		table("PKT-02/no_node_name", "An endpoint whose slice names no node can reach itself.", setupNoPodCIDRs, named(nameless), toItself),
-		table("PKT-02/upper_case", "An endpoint whose node is spelled in upper case can reach itself.", setupNoPodCIDRs, named("NODE"), toItself),
-		table("PKT-02/domain_name", "An endpoint whose node has a domain in its slice can reach itself.", setupNoPodCIDRs, named("node.example.com"), toItself),
-		table("PKT-02/wrong_node", "An endpoint in the node's own range can reach itself, whatever node its slice names.", setupDefault, named("elsewhere"), toItself),
-		table("PKT-03", "The node's own connections to a ClusterIP are masqueraded.", setupDefault, services,
+		packets("PKT-02/no_node_name", "An endpoint whose slice names no node can reach itself.", setupNoPodCIDRs, named(nameless), toItself),
+		packets("PKT-02/upper_case", "An endpoint whose node is spelled in upper case can reach itself.", setupNoPodCIDRs, named("NODE"), toItself),
+		packets("PKT-02/domain_name", "An endpoint whose node has a domain in its slice can reach itself.", setupNoPodCIDRs, named("node.example.com"), toItself),
+		packets("PKT-02/wrong_node", "An endpoint in the node's own range can reach itself, whatever node its slice names.", setupDefault, named("elsewhere"), toItself),
+		packets("PKT-03", "The node's own connections to a ClusterIP are masqueraded.", setupDefault, services,
 			every([]place{node}, toVIP, masqueradedTo(pod1, remote0))),
-		table("PKT-04", "Without a way to tell pods, the node's own connections keep their source.", setupNoDetector, services,
+		packets("PKT-04", "Without a way to tell pods, the node's own connections keep their source.", setupNoDetector, services,
 			every([]place{node}, toVIP, keptBy(pod1, remote0))),
-		table("PKT-05", "A host outside the cluster is masqueraded on its way to a ClusterIP.", setupDefault, services,
+		packets("PKT-05", "A host outside the cluster is masqueraded on its way to a ClusterIP.", setupDefault, services,
 			every([]place{client}, toVIP, masqueradedTo(pod1, remote0))),
-		table("PKT-05/no_detector", "Without a way to tell pods, a host outside the cluster keeps its source.", setupNoDetector, services,
+		packets("PKT-05/no_detector", "Without a way to tell pods, a host outside the cluster keeps its source.", setupNoDetector, services,
 			every([]place{client}, toVIP, keptBy(pod1, remote0))),
-		table("PKT-06", "A pod of another node keeps its source where pods are detected by the cluster's ranges.", setupDefault, local,
+		packets("PKT-06", "A pod of another node keeps its source where pods are detected by the cluster's ranges.", setupDefault, local,
 			every([]place{remote0}, toVIP, keptBy(pod1, pod2))),
-		table("PKT-06/node_pod_CIDRs", "A pod of another node is masqueraded where only the node's range counts.", setupNodePodCIDRs, services,
+		packets("PKT-06/node_pod_CIDRs", "A pod of another node is masqueraded where only the node's range counts.", setupNodePodCIDRs, services,
 			every([]place{remote1}, toVIP, masqueradedTo(pod1, remote0)),
 			every([]place{pod0}, toVIP, keptBy(pod1, remote0))),
-		table("PKT-06/interface_prefix", "A pod of another node is masqueraded where only the node's interfaces count.", setupInterfaces, services,
+		packets("PKT-06/interface_prefix", "A pod of another node is masqueraded where only the node's interfaces count.", setupInterfaces, services,
 			every([]place{remote1}, toVIP, masqueradedTo(pod1, remote0))),
 	}
 }
@@ -71,62 +68,43 @@ func clusterIPPolicyScenarios() []scenario {
 	toVIP := []target{clusterIP}
 	local := []ServiceOption{InternalPolicyLocal()}
 	return []scenario{
-		{
-			name: "PKT-07", rule: "Under internalTrafficPolicy Local, a ClusterIP leads to local endpoints, and masquerading is the same.",
-			services: []service{{options: local, endpoints: ready(pod1, remote0)}},
-			probes: slices.Concat(
-				every([]place{pod0, pod1, remote1}, toVIP, keptBy(pod1)),
-				every([]place{node, client}, toVIP, masqueradedTo(pod1)),
-			),
-		},
-		{
-			name: "PKT-07/no_detector", rule: "Masquerading is the same under internalTrafficPolicy Local, also without detection of local traffic.",
-			setup:    setupNoDetector,
-			services: []service{{options: local, endpoints: ready(pod1, remote0)}},
-			probes:   every([]place{pod0, node, client}, toVIP, keptBy(pod1)),
-		},
-		{
-			name: "PKT-08", rule: "Under internalTrafficPolicy Local, packets are dropped if all endpoints are on other nodes.",
-			services: []service{
+		packets("PKT-07", "Under internalTrafficPolicy Local, a ClusterIP leads to local endpoints, and masquerading is the same.",
+			setupDefault, []service{{options: local, endpoints: ready(pod1, remote0)}},
+			every([]place{pod0, pod1, remote1}, toVIP, keptBy(pod1)),
+			every([]place{node, client}, toVIP, masqueradedTo(pod1))),
+		packets("PKT-07/no_detector", "Masquerading is the same under internalTrafficPolicy Local, also without detection of local traffic.",
+			setupNoDetector, []service{{options: local, endpoints: ready(pod1, remote0)}},
+			every([]place{pod0, node, client}, toVIP, keptBy(pod1))),
+		packets("PKT-08", "Under internalTrafficPolicy Local, packets are dropped if all endpoints are on other nodes.",
+			setupDefault, []service{
 				{options: local, endpoints: ready(remote0)},
 				{options: local, endpoints: ready(remote0), external: true},
 			},
-			probes: slices.Concat(
-				every([]place{pod0, node, client, remote1}, toVIP, isDropped()),
-				toSecond(every([]place{pod0, node, client}, toVIP, isDropped())),
-			),
-		},
-		{
-			name: "PKT-09", rule: "A ClusterIP without endpoints rejects all clients.",
-			services: []service{{}, {options: local}},
-			probes: slices.Concat(
-				every([]place{pod0, node, client, remote0}, toVIP, isRejected()),
-				toSecond(every([]place{pod0, node, client}, toVIP, isRejected())),
-			),
-		},
+			every([]place{pod0, node, client, remote1}, toVIP, isDropped()),
+			toSecond(every([]place{pod0, node, client}, toVIP, isDropped()))),
+		packets("PKT-09", "A ClusterIP without endpoints rejects all clients.", setupDefault, []service{{}, {options: local}},
+			every([]place{pod0, node, client, remote0}, toVIP, isRejected()),
+			toSecond(every([]place{pod0, node, client}, toVIP, isRejected()))),
 		{
 			name: "PKT-09/first_packet", rule: "A TCP client of a Service without endpoints is refused at once: it sends its first packet once.",
-			services: []service{{external: true}}, play: playRefusedAtOnce,
+			services: []service{{external: true}}, networks: []string{"tcp"}, check: checkRefusedAtOnce,
 		},
 	}
 }
 
-// playRefusedAtOnce counts the SYNs that clients repeat.
-func playRefusedAtOnce(ctx context.Context, t *testing.T, s *stage) {
-	t.Helper()
-	s.report(t, (&scenario{networks: []string{"tcp"}}).combos(), func(c combo) (results []result) {
-		for _, p := range slices.Concat(every([]place{pod0, node}, []target{clusterIP}, isRejected()), every([]place{client}, external(), isRejected())) {
-			a := s.attempt(p, c)
-			before, err := a.from.host.synsAgain()
-			err = errors.Join(err, a.run(ctx))
-			after, afterErr := a.from.host.synsAgain()
-			if after != before {
-				err = errors.Join(err, a.faultf("refused after its %d. repetition", after-before))
-			}
-			results = append(results, result{p.name(), errors.Join(err, afterErr)})
+// checkRefusedAtOnce counts the SYNs that clients repeat.
+func checkRefusedAtOnce(ctx context.Context, s *stage, c combo) (results []result) {
+	for _, p := range slices.Concat(every([]place{pod0, node}, []target{clusterIP}, isRejected()), every([]place{client}, external(), isRejected())) {
+		a := s.attempt(p, c)
+		before, err := a.from.host.synsAgain()
+		err = errors.Join(err, a.run(ctx))
+		after, afterErr := a.from.host.synsAgain()
+		if after != before {
+			err = errors.Join(err, a.faultf("refused after its %d. repetition", after-before))
 		}
-		return results
-	})
+		results = append(results, result{p.name(), errors.Join(err, afterErr)})
+	}
+	return results
 }
 
 // synsAgain returns how many SYNs a host has sent more than once.
@@ -153,57 +131,29 @@ func serviceAddressScenarios(f Features) []scenario {
 		refusal, silence = isUnanswered(), isUnanswered()
 	}
 	everybody := []place{pod0, node, client}
+	services := []service{{endpoints: ready(pod1)}}
 	udpOnly := func(s *v1.Service) { s.Spec.Ports = s.Spec.Ports[1:] }
 	return []scenario{
-		{
-			name: "PKT-10", rule: "A ClusterIP rejects ports that its Service does not have.",
-			services: []service{{endpoints: ready(pod1)}},
-			probes: slices.Concat(
-				every(everybody, []target{undefinedPort}, refusal),
-				every([]place{pod0}, []target{clusterIP}, keptBy(pod1)),
-			),
-		},
+		packets("PKT-10", "A ClusterIP rejects ports that its Service does not have.", setupDefault, services,
+			every(everybody, []target{undefinedPort}, refusal),
+			every([]place{pod0}, []target{clusterIP}, keptBy(pod1))),
 		otherPortsOfLoadBalancers(f),
-		{
-			name: "PKT-10/protocol", rule: "A ClusterIP rejects a protocol that its Service does not have at that port.",
-			services: []service{{endpoints: ready(pod1), options: []ServiceOption{udpOnly}}},
-			networks: []string{"tcp"},
-			probes:   every(everybody, []target{clusterIP}, refusal),
-		},
-		{
-			name: "PKT-11", rule: "Packets to an unallocated address of the Service ranges are dropped.",
-			services:     []service{{endpoints: ready(pod1)}},
-			serviceCIDRs: serviceCIDRs(),
-			probes: slices.Concat(
-				every(everybody, []target{unallocatedIP}, silence),
-				every([]place{pod0}, []target{clusterIP}, keptBy(pod1)),
-			),
-		},
-		{
-			name: "PKT-12", rule: "A ClusterIP rejects protocols other than TCP, UDP and SCTP, such as pings.",
-			services: []service{{endpoints: ready(pod1)}},
-			networks: []string{"icmp"},
-			probes:   every(everybody, []target{clusterIP}, refusal),
-		},
-		{
-			name: "PKT-14", rule: "An address of the node within the Service ranges reaches the node.",
-			services:     []service{{endpoints: ready(pod1)}},
-			serviceCIDRs: serviceCIDRs(),
-			probes: slices.Concat(
-				every([]place{pod0, remote0, node, client}, []target{nodesServiceIP}, keptBy(node)),
-				every([]place{pod0}, []target{clusterIP}, keptBy(pod1)),
-			),
-		},
-		{
-			name: "PKT-14/cluster_IP", rule: "A ClusterIP that is an address of the node reaches the Service at its ports, and the node at others.",
-			services:     []service{{endpoints: ready(pod1), clusterIP: localServiceIP}},
-			serviceCIDRs: serviceCIDRs(),
-			probes: slices.Concat(
-				every([]place{pod0, remote0, node, client}, []target{nodesServiceIP}, keptBy(node)),
-				every([]place{pod0, remote0}, []target{clusterIP}, keptBy(pod1)),
-				every([]place{node, client}, []target{clusterIP}, masqueradedTo(pod1)),
-			),
-		},
+		packets("PKT-10/protocol", "A ClusterIP rejects a protocol that its Service does not have at that port.", setupDefault,
+			[]service{{endpoints: ready(pod1), options: []ServiceOption{udpOnly}}},
+			every(everybody, []target{clusterIP}, refusal)).over("tcp"),
+		packets("PKT-11", "Packets to an unallocated address of the Service ranges are dropped.", setupDefault, services,
+			every(everybody, []target{unallocatedIP}, silence),
+			every([]place{pod0}, []target{clusterIP}, keptBy(pod1))).withServiceCIDRs(),
+		packets("PKT-12", "A ClusterIP rejects protocols other than TCP, UDP and SCTP, such as pings.", setupDefault, services,
+			every(everybody, []target{clusterIP}, refusal)).over("icmp"),
+		packets("PKT-14", "An address of the node within the Service ranges reaches the node.", setupDefault, services,
+			every([]place{pod0, remote0, node, client}, []target{nodesServiceIP}, keptBy(node)),
+			every([]place{pod0}, []target{clusterIP}, keptBy(pod1))).withServiceCIDRs(),
+		packets("PKT-14/cluster_IP", "A ClusterIP that is an address of the node reaches the Service at its ports, and the node at others.",
+			setupDefault, []service{{endpoints: ready(pod1), clusterIP: localServiceIP}},
+			every([]place{pod0, remote0, node, client}, []target{nodesServiceIP}, keptBy(node)),
+			every([]place{pod0, remote0}, []target{clusterIP}, keptBy(pod1)),
+			every([]place{node, client}, []target{clusterIP}, masqueradedTo(pod1))).withServiceCIDRs(),
 	}
 }
 
@@ -213,26 +163,20 @@ func otherPortsOfLoadBalancers(f Features) scenario {
 	if f.VIPsAreLocal || f.ClosedLoadBalancerIPs {
 		outcome = isRejected()
 	}
-	return scenario{
-		name: "PKT-10/load_balancer", rule: "So does a load balancer IP, where engine and configuration say so; at others, packets are routed as usual.",
-		services: []service{{external: true, endpoints: ready(pod1)}},
-		probes: slices.Concat(
-			every([]place{pod0, node, client}, []target{otherPortOfVIP}, outcome),
-			every([]place{client}, []target{nodePortLocalVIP, loadBalancer}, masqueradedTo(pod1)),
-		),
-	}
+	return packets("PKT-10/load_balancer", "So does a load balancer IP, where engine and configuration say so; at others, packets are routed as usual.",
+		setupDefault, []service{{external: true, endpoints: ready(pod1)}},
+		every([]place{pod0, node, client}, []target{otherPortOfVIP}, outcome),
+		every([]place{client}, []target{nodePortLocalVIP, loadBalancer}, masqueradedTo(pod1)))
 }
 
 // unproxiedScenarios are about Services that are not proxied. Their external IP is the
 // address of a host, which answers if the packet reaches it.
 func unproxiedScenarios() []scenario {
-	cloud := ExternalIPs(cloudVIP(v1.IPv4Protocol).String(), cloudVIP(v1.IPv6Protocol).String())
+	cloud := ExternalIPs(inBoth(cloudVIP)...)
 	passes := func(name string, opts ...ServiceOption) scenario {
-		return scenario{
-			name: "PKT-13/" + name, rule: "A Service without a ClusterIP is not programmed, not even at its external IPs.",
-			services: []service{{endpoints: ready(pod1), options: append(opts, cloud)}},
-			probes:   every([]place{pod0, client, node}, []target{cloudLoadBalancer}, keptBy(router)),
-		}
+		return packets("PKT-13/"+name, "A Service without a ClusterIP is not programmed, not even at its external IPs.",
+			setupDefault, []service{{endpoints: ready(pod1), options: append(opts, cloud)}},
+			every([]place{pod0, client, node}, []target{cloudLoadBalancer}, keptBy(router)))
 	}
 	return []scenario{
 		passes("headless", Headless()),
@@ -248,20 +192,15 @@ const annotationKeep = "proxiertest/keep-cluster-ip"
 // only, and one with a node port only.
 func vipOnlyScenarios() []scenario {
 	everybody := []place{pod0, node, client}
-	noNodePort := func(s *v1.Service) {
-		for i := range s.Spec.Ports {
-			s.Spec.Ports[i].NodePort = 0
-		}
-	}
 	refused := func(s *v1.Service) { // it has no frontend left
-		s.Spec.ExternalIPs, s.Status.LoadBalancer.Ingress = []string{podAddr(pod2, v1.IPv4Protocol).String(), podAddr(pod2, v1.IPv6Protocol).String()}, nil
+		s.Spec.ExternalIPs, s.Status.LoadBalancer.Ingress = inBoth(podAddr(pod2)), nil
 	}
 	noVIPs := func(s *v1.Service) { s.Spec.ExternalIPs, s.Status.LoadBalancer.Ingress = nil, nil }
 	services := func(options ...ServiceOption) []service {
 		return []service{
-			{external: true, endpoints: ready(pod1, remote0), options: append(options, noNodePort)},
+			{external: true, endpoints: ready(pod1, remote0), options: append(options, noNodePorts)},
 			{external: true, endpoints: ready(pod1, remote0), options: append(options, noVIPs)},
-			{external: true, endpoints: ready(pod1, remote0), options: append(options, noNodePort, refused)},
+			{external: true, endpoints: ready(pod1, remote0), options: append(options, noNodePorts, refused)},
 		}
 	}
 	vips := []target{externalIP, loadBalancer}
@@ -285,18 +224,14 @@ func vipOnlyScenarios() []scenario {
 				}
 			},
 		},
-		{
-			name: "PKT-15/local", rule: "externalTrafficPolicy Local applies to it; internalTrafficPolicy does not.",
-			setup:    setupNoClusterIPs,
-			services: services(ExternalPolicyLocal(), InternalPolicyLocal()),
-			probes:   slices.Concat(every([]place{client}, vips, keptBy(pod1)), toSecond(every([]place{client}, []target{nodePort}, keptBy(pod1)))),
-		},
-		{
-			name: "PKT-15/no_endpoints", rule: "Without endpoints, it rejects.",
-			setup:    setupNoClusterIPs,
-			services: []service{{external: true, options: []ServiceOption{noNodePort}}, {external: true, options: []ServiceOption{noVIPs}}},
-			probes:   slices.Concat(every([]place{client, pod0}, vips, isRejected()), toSecond(every([]place{client, pod0}, []target{nodePort}, isRejected()))),
-		},
+		packets("PKT-15/local", "externalTrafficPolicy Local applies to it; internalTrafficPolicy does not.",
+			setupNoClusterIPs, services(ExternalPolicyLocal(), InternalPolicyLocal()),
+			every([]place{client}, vips, keptBy(pod1)),
+			toSecond(every([]place{client}, []target{nodePort}, keptBy(pod1)))),
+		packets("PKT-15/no_endpoints", "Without endpoints, it rejects.",
+			setupNoClusterIPs, []service{{external: true, options: []ServiceOption{noNodePorts}}, {external: true, options: []ServiceOption{noVIPs}}},
+			every([]place{client, pod0}, vips, isRejected()),
+			toSecond(every([]place{client, pod0}, []target{nodePort}, isRejected()))),
 	}
 }
 

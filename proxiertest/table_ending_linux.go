@@ -112,7 +112,7 @@ func playEnding(ctx context.Context, t *testing.T, s *stage) {
 	others = append(others, s.dialAll(ctx, t, 2, "not_ready")...)
 	others = append(others, s.dialAll(ctx, t, 3, "without_option")...)
 	for _, family := range families() {
-		others = append(others, dialFrom(ctx, t, s.seat(pod0, family), "direct", netip.AddrPortFrom(podAddr(pod1, family), podPort)))
+		others = append(others, dialFrom(ctx, t, s.seat(pod0, family), "direct", netip.AddrPortFrom(podAddr(pod1)(family), podPort)))
 	}
 	other := service{external: true, endpoints: ready(pod1)}
 	notReady := endingService(pod0)

@@ -18,53 +18,33 @@ import (
 func externalScenarios() []scenario {
 	everybody := []place{pod0, node, client, remote1}
 	return []scenario{
-		{
-			name: "PKT-20", rule: "Under externalTrafficPolicy Cluster, all clients of external frontends are masqueraded.",
-			services: []service{{external: true, endpoints: ready(pod0, pod1, remote0)}},
-			probes:   every(everybody, external(), masqueradedTo(pod0, pod1, remote0)),
-		},
-		{
-			name: "PKT-20/no_detector", rule: "All clients are masqueraded, also without detection of local traffic.",
-			setup:    setupNoDetector,
-			services: []service{{external: true, endpoints: ready(pod1, remote0)}},
-			probes:   every(everybody, external(), masqueradedTo(pod1, remote0)),
-		},
-		{
-			name: "PKT-28", rule: "internalTrafficPolicy Local applies to the ClusterIP only.",
-			services: []service{{external: true, options: []ServiceOption{InternalPolicyLocal()}, endpoints: ready(pod1, remote0)}},
-			probes: slices.Concat(
-				every(everybody, external(), masqueradedTo(pod1, remote0)),
-				every([]place{pod0}, []target{clusterIP}, keptBy(pod1))),
-		},
-		{
-			name: "PKT-34", rule: "A load balancer IP and port wins over a node port at the same address and port.",
-			services: []service{
+		packets("PKT-20", "Under externalTrafficPolicy Cluster, all clients of external frontends are masqueraded.",
+			setupDefault, []service{{external: true, endpoints: ready(pod0, pod1, remote0)}},
+			every(everybody, external(), masqueradedTo(pod0, pod1, remote0))),
+		packets("PKT-20/no_detector", "All clients are masqueraded, also without detection of local traffic.",
+			setupNoDetector, []service{{external: true, endpoints: ready(pod1, remote0)}},
+			every(everybody, external(), masqueradedTo(pod1, remote0))),
+		packets("PKT-28", "internalTrafficPolicy Local applies to the ClusterIP only.",
+			setupDefault, []service{{external: true, options: []ServiceOption{InternalPolicyLocal()}, endpoints: ready(pod1, remote0)}},
+			every(everybody, external(), masqueradedTo(pod1, remote0)),
+			every([]place{pod0}, []target{clusterIP}, keptBy(pod1))),
+		packets("PKT-34", "A load balancer IP and port wins over a node port at the same address and port.",
+			setupDefault, []service{
 				{external: true, endpoints: ready(pod1), vip: localVIP, options: []ServiceOption{atNodePort}},
 				{external: true, endpoints: ready(remote0), nodePort: idleHostPort},
 			},
-			probes: slices.Concat(
-				toSecond(every([]place{pod0, client, node}, []target{nodePortLocalVIP}, masqueradedTo(pod1))),
-				toSecond(every([]place{pod0, client, node}, []target{nodePort, nodePortSecondary}, masqueradedTo(remote0)))),
-		},
-		{
-			name: "PKT-36", rule: "A load balancer IP with ipMode Proxy is not programmed; all other frontends work.",
-			services: []service{{external: true, endpoints: ready(pod1), options: []ServiceOption{cloudIngress}}},
-			probes: slices.Concat(
-				every([]place{pod0, client, node}, []target{cloudLoadBalancer}, keptBy(router)),
-				every([]place{pod0, client, node}, []target{nodePort, externalIP}, masqueradedTo(pod1)),
-				every([]place{pod0}, []target{clusterIP}, keptBy(pod1))),
-		},
+			toSecond(every([]place{pod0, client, node}, []target{nodePortLocalVIP}, masqueradedTo(pod1))),
+			toSecond(every([]place{pod0, client, node}, []target{nodePort, nodePortSecondary}, masqueradedTo(remote0)))),
+		packets("PKT-36", "A load balancer IP with ipMode Proxy is not programmed; all other frontends work.",
+			setupDefault, []service{{external: true, endpoints: ready(pod1), options: []ServiceOption{cloudIngress}}},
+			every([]place{pod0, client, node}, []target{cloudLoadBalancer}, keptBy(router)),
+			every([]place{pod0, client, node}, []target{nodePort, externalIP}, masqueradedTo(pod1)),
+			every([]place{pod0}, []target{clusterIP}, keptBy(pod1))),
 	}
 }
 
 // refusedScenarios are about addresses that are not programmed.
 func refusedScenarios() []scenario {
-	loopback := func(family v1.IPFamily) netip.Addr {
-		if family == v1.IPv4Protocol {
-			return netip.MustParseAddr("127.0.0.1")
-		}
-		return netip.IPv6Loopback()
-	}
 	return []scenario{
 		{
 			name: "PKT-29/loopback_endpoint", rule: "An endpoint at a loopback address is not used.",
@@ -78,23 +58,14 @@ func refusedScenarios() []scenario {
 				s.probe(ctx, t, scenario{probes: every([]place{client, pod0}, external(), isRejected())})
 			},
 		},
-		{
-			name: "PKT-29/external_IP_of_a_pod", rule: "An external IP in the pod CIDRs is not programmed; the other addresses work.",
-			services: []service{{external: true, endpoints: ready(pod1), options: []ServiceOption{ExternalIPs(
-				podAddr(pod2, v1.IPv4Protocol).String(), podAddr(pod2, v1.IPv6Protocol).String())}}},
-			probes: slices.Concat(
-				every([]place{pod0}, []target{podAddress}, isRejected()),
-				every([]place{client, pod0}, external(), masqueradedTo(pod1))),
-		},
-		{
-			name: "PKT-29/load_balancer_IP_of_a_pod", rule: "A load balancer IP in the pod CIDRs is not programmed; the other addresses work.",
-			services: []service{{external: true, endpoints: ready(pod1), options: []ServiceOption{
-				Ingress(v1.LoadBalancerIngress{IP: podAddr(pod2, v1.IPv4Protocol).String()}), Ingress(v1.LoadBalancerIngress{IP: podAddr(pod2, v1.IPv6Protocol).String()}),
-			}}},
-			probes: slices.Concat(
-				every([]place{pod0}, []target{podAddress}, isRejected()),
-				every([]place{client, pod0}, external(), masqueradedTo(pod1))),
-		},
+		packets("PKT-29/external_IP_of_a_pod", "An external IP in the pod CIDRs is not programmed; the other addresses work.",
+			setupDefault, []service{{external: true, endpoints: ready(pod1), options: []ServiceOption{ExternalIPs(inBoth(podAddr(pod2))...)}}},
+			every([]place{pod0}, []target{podAddress}, isRejected()),
+			every([]place{client, pod0}, external(), masqueradedTo(pod1))),
+		packets("PKT-29/load_balancer_IP_of_a_pod", "A load balancer IP in the pod CIDRs is not programmed; the other addresses work.",
+			setupDefault, []service{{external: true, endpoints: ready(pod1), options: []ServiceOption{LoadBalancer(inBoth(podAddr(pod2))...)}}},
+			every([]place{pod0}, []target{podAddress}, isRejected()),
+			every([]place{client, pod0}, external(), masqueradedTo(pod1))),
 		{
 			name: "PKT-29/external_IP_of_the_node", rule: "With DenyNodeExternalIPs, an external IP that is an address of the node is not programmed.",
 			setup: setupDenyNode,
@@ -117,23 +88,19 @@ func refusedScenarios() []scenario {
 	}
 }
 
+func loopback(family v1.IPFamily) netip.Addr { return familyAddr(family, "127.0.0.1", "::1") }
+
 // disputeScenarios are about addresses of several Services. The younger Service is
 // published first, and is first by name.
 func disputeScenarios() []scenario {
-	shared := ExternalIPs(sharedAddr(v1.IPv4Protocol).String(), sharedAddr(v1.IPv6Protocol).String())
+	shared := ExternalIPs(inBoth(sharedAddr)...)
 	nodeAddrs := ExternalIPs("192.0.2.10", "2001:db8:2::10")
-	younger := func(options ...ServiceOption) service {
-		return service{
-			name: "aaa", external: true, nodePort: idleHostPort, endpoints: ready(remote0),
-			options: append(options, Created(time.Unix(2e9, 0))),
-		}
+	created := func(at int64, name string, endpoints []endpoint, options []ServiceOption) service {
+		options = append(options, Created(time.Unix(at, 0)))
+		return service{name: name, external: true, nodePort: idleHostPort, endpoints: endpoints, options: options}
 	}
-	older := func(options ...ServiceOption) service {
-		return service{
-			name: "zzz", external: true, nodePort: idleHostPort, endpoints: ready(pod1),
-			options: append(options, Created(time.Unix(1e9, 0))),
-		}
-	}
+	younger := func(options ...ServiceOption) service { return created(2e9, "aaa", ready(remote0), options) }
+	older := func(options ...ServiceOption) service { return created(1e9, "zzz", ready(pod1), options) }
 	everybody := []place{pod0, client, node}
 	return []scenario{
 		{
@@ -146,20 +113,14 @@ func disputeScenarios() []scenario {
 			services: []service{younger(nodeAddrs, atNodePort), older()},
 			play:     playDispute([]target{nodePort}),
 		},
-		{
-			name: "PKT-38/older_external_IP", rule: "An older Service's external IP at an address of the node wins over a node port.",
-			services: []service{younger(), older(nodeAddrs, atNodePort)},
-			probes: slices.Concat(
-				every(everybody, []target{nodePort}, masqueradedTo(pod1)),
-				every(everybody, []target{nodePortSecondary}, masqueradedTo(remote0))),
-		},
-		{
-			name: "PKT-38/older_external_IP_without_endpoints", rule: "Without endpoints, it rejects, and the other Service gets no packets.",
-			services: []service{younger(), withoutEndpoints(older(nodeAddrs, atNodePort))},
-			probes: slices.Concat(
-				every(everybody, []target{nodePort}, isRejected()),
-				every(everybody, []target{nodePortSecondary}, masqueradedTo(remote0))),
-		},
+		packets("PKT-38/older_external_IP", "An older Service's external IP at an address of the node wins over a node port.",
+			setupDefault, []service{younger(), older(nodeAddrs, atNodePort)},
+			every(everybody, []target{nodePort}, masqueradedTo(pod1)),
+			every(everybody, []target{nodePortSecondary}, masqueradedTo(remote0))),
+		packets("PKT-38/older_external_IP_without_endpoints", "Without endpoints, it rejects, and the other Service gets no packets.",
+			setupDefault, []service{younger(), withoutEndpoints(older(nodeAddrs, atNodePort))},
+			every(everybody, []target{nodePort}, isRejected()),
+			every(everybody, []target{nodePortSecondary}, masqueradedTo(remote0))),
 	}
 }
 
@@ -216,53 +177,26 @@ func externalPolicyScenarios(f Features) []scenario {
 		insiders = []place{pod1}
 	}
 	return []scenario{
-		{
-			name: "PKT-21", rule: "Under externalTrafficPolicy Local, a client outside the cluster keeps its source and reaches local endpoints.",
-			services: here,
-			probes:   every([]place{client, otherClient}, external(), keptBy(pod1)),
-		},
-		{
-			name: "PKT-21/node_pod_CIDRs", rule: "Under externalTrafficPolicy Local with NodePodCIDRs, a pod of another node is outside the cluster.",
-			setup:    setupNodePodCIDRs,
-			services: here,
-			probes:   every([]place{client, remote1}, external(), keptBy(pod1)),
-		},
-		{
-			name: "PKT-22", rule: "Under externalTrafficPolicy Local, packets from outside are dropped if all endpoints are on other nodes.",
-			services: elsewhere,
-			probes:   every([]place{client}, external(), isDropped()),
-		},
-		{
-			name: "PKT-23", rule: "Under externalTrafficPolicy Local, pods reach all endpoints and keep their source.",
-			services: here,
-			probes:   every([]place{pod0, pod1}, external(), keptBy(insiders...)),
-		},
-		{
-			name: "PKT-23/none_local", rule: "Under externalTrafficPolicy Local, pods reach all endpoints, also if these are on other nodes.",
-			services: elsewhere,
-			probes:   every([]place{pod0}, external(), keptBy(remote0, remote1)),
-		},
-		{
-			name: "PKT-23/interface_prefix", rule: "Under externalTrafficPolicy Local, pods that are detected by interface reach all endpoints.",
-			setup:    setupInterfaces,
-			services: here,
-			probes:   every([]place{pod0}, external(), keptBy(insiders...)),
-		},
-		{
-			name: "PKT-24", rule: "Without detection of local traffic, externalTrafficPolicy Local applies to pods.",
-			setup:    setupNoDetector,
-			services: slices.Concat(here, elsewhere),
-			probes: slices.Concat(
-				every([]place{pod0}, external(), keptBy(pod1)),
-				toSecond(every([]place{pod0}, external(), isDropped()))),
-		},
-		{
-			name: "PKT-25", rule: "Under externalTrafficPolicy Local, the node reaches all endpoints and is masqueraded.",
-			services: slices.Concat(here, elsewhere),
-			probes: slices.Concat(
-				every([]place{node}, external(), masqueradedTo(insiders...)),
-				toSecond(every([]place{node}, external(), masqueradedTo(remote0, remote1)))),
-		},
+		packets("PKT-21", "Under externalTrafficPolicy Local, a client outside the cluster keeps its source and reaches local endpoints.",
+			setupDefault, here, every([]place{client, otherClient}, external(), keptBy(pod1))),
+		packets("PKT-21/node_pod_CIDRs", "Under externalTrafficPolicy Local with NodePodCIDRs, a pod of another node is outside the cluster.",
+			setupNodePodCIDRs, here, every([]place{client, remote1}, external(), keptBy(pod1))),
+		packets("PKT-22", "Under externalTrafficPolicy Local, packets from outside are dropped if all endpoints are on other nodes.",
+			setupDefault, elsewhere, every([]place{client}, external(), isDropped())),
+		packets("PKT-23", "Under externalTrafficPolicy Local, pods reach all endpoints and keep their source.", setupDefault, here,
+			every([]place{pod0, pod1}, external(), keptBy(insiders...))),
+		packets("PKT-23/none_local", "Under externalTrafficPolicy Local, pods reach all endpoints, also if these are on other nodes.",
+			setupDefault, elsewhere, every([]place{pod0}, external(), keptBy(remote0, remote1))),
+		packets("PKT-23/interface_prefix", "Under externalTrafficPolicy Local, pods that are detected by interface reach all endpoints.",
+			setupInterfaces, here, every([]place{pod0}, external(), keptBy(insiders...))),
+		packets("PKT-24", "Without detection of local traffic, externalTrafficPolicy Local applies to pods.",
+			setupNoDetector, slices.Concat(here, elsewhere),
+			every([]place{pod0}, external(), keptBy(pod1)),
+			toSecond(every([]place{pod0}, external(), isDropped()))),
+		packets("PKT-25", "Under externalTrafficPolicy Local, the node reaches all endpoints and is masqueraded.",
+			setupDefault, slices.Concat(here, elsewhere),
+			every([]place{node}, external(), masqueradedTo(insiders...)),
+			toSecond(every([]place{node}, external(), masqueradedTo(remote0, remote1)))),
 	}
 }
 
@@ -280,20 +214,17 @@ func healthCheckScenarios(f Features) []scenario {
 		atClusterIP = isUnanswered()
 	}
 	outside := []place{client, otherClient, pod0, remote1}
-	return []scenario{{
-		name: "PKT-50", rule: "A health check node port is reached at all of the node's addresses, also at VIPs, with endpoints and without.",
-		services: []service{
-			{external: true, options: []ServiceOption{healthChecked}, endpoints: ready(pod1)},
-			{external: true, options: []ServiceOption{healthChecked}, vip: localVIP},
-		},
-		networks: []string{"tcp"},
-		probes: slices.Concat(
-			every(outside, []target{healthOfNode, healthOfLocalVIP}, keptBy(node)),
-			every(outside, []target{healthOfVIP}, atVIP),
-			every(outside, []target{healthOfClusterIP}, atClusterIP),
-			toSecond(every(outside, []target{healthOfClusterIP}, atClusterIP)),
-			every([]place{node}, []target{healthOfNode, healthOfLocalVIP}, answeredBy(node))),
-	}}
+	services := []service{
+		{external: true, options: []ServiceOption{healthChecked}, endpoints: ready(pod1)},
+		{external: true, options: []ServiceOption{healthChecked}, vip: localVIP},
+	}
+	return []scenario{packets("PKT-50", "A health check node port is reached at all of the node's addresses, also at VIPs, with endpoints and without.",
+		setupDefault, services,
+		every(outside, []target{healthOfNode, healthOfLocalVIP}, keptBy(node)),
+		every(outside, []target{healthOfVIP}, atVIP),
+		every(outside, []target{healthOfClusterIP}, atClusterIP),
+		toSecond(every(outside, []target{healthOfClusterIP}, atClusterIP)),
+		every([]place{node}, []target{healthOfNode, healthOfLocalVIP}, answeredBy(node))).over("tcp")}
 }
 
 // healthChecked adds a health check node port.
@@ -310,21 +241,15 @@ func emptyScenarios(f Features) []scenario {
 		fromNode = isUnanswered()
 	}
 	return []scenario{
-		{
-			name: "PKT-26", rule: "External frontends without endpoints reject all clients.",
-			services: []service{{external: true}, {external: true, options: local}},
-			probes: slices.Concat(
-				every([]place{pod0, client, remote0}, external(), isRejected()),
-				toSecond(every([]place{pod0, client}, external(), isRejected()))),
-		},
-		{
-			name: "PKT-27", rule: "External frontends without endpoints reject the node.",
-			services: []service{{external: true}, {external: true, options: local}},
-			probes: slices.Concat(
-				every([]place{node}, []target{externalIP, loadBalancer}, fromNode),
-				toSecond(every([]place{node}, []target{externalIP, loadBalancer}, fromNode)),
-				every([]place{node}, []target{nodePort}, isRejected())),
-		},
+		packets("PKT-26", "External frontends without endpoints reject all clients.",
+			setupDefault, []service{{external: true}, {external: true, options: local}},
+			every([]place{pod0, client, remote0}, external(), isRejected()),
+			toSecond(every([]place{pod0, client}, external(), isRejected()))),
+		packets("PKT-27", "External frontends without endpoints reject the node.",
+			setupDefault, []service{{external: true}, {external: true, options: local}},
+			every([]place{node}, []target{externalIP, loadBalancer}, fromNode),
+			toSecond(every([]place{node}, []target{externalIP, loadBalancer}, fromNode)),
+			every([]place{node}, []target{nodePort}, isRejected())),
 	}
 }
 
@@ -337,40 +262,33 @@ func loopbackScenarios(f Features) []scenario {
 	refused := slices.Concat(
 		every([]place{nodeAnywhere}, []target{nodePortLoopback}, isRejected()), // by the kernel: no socket
 		toSecond(every([]place{nodeAnywhere}, []target{nodePortLoopback}, answeredBy(node))))
-	here := scenario{
-		name: "PKT-32/127.0.0.1", rule: "A node port is not accepted at 127.0.0.1: a process of the node answers, or the kernel rejects.",
-		services: services, families: []v1.IPFamily{v1.IPv4Protocol}, probes: refused,
-	}
+	here := packets("PKT-32/127.0.0.1", "A node port is not accepted at 127.0.0.1: a process of the node answers, or the kernel rejects.",
+		setupDefault, services, refused).in(v1.IPv4Protocol)
 	if f.LoopbackNodePorts {
 		here.rule = "A node port is accepted at 127.0.0.1."
 		here.probes = every([]place{nodeAnywhere}, []target{nodePortLoopback}, answeredBy(pod1))
 	}
-	return append(localhostScenarios(f), here, scenario{
-		name: "PKT-32/::1", rule: "A node port is not accepted at ::1: a process of the node answers, or the kernel rejects.",
-		services: services, families: []v1.IPFamily{v1.IPv6Protocol}, probes: refused,
-	})
+	return append(localhostScenarios(f), here,
+		packets("PKT-32/::1", "A node port is not accepted at ::1: a process of the node answers, or the kernel rejects.",
+			setupDefault, services, refused).in(v1.IPv6Protocol))
 }
 
 // localhostScenarios are about node ports at 127.0.0.1 and ::1 if they are asked for.
 func localhostScenarios(f Features) []scenario {
 	local := []ServiceOption{ExternalPolicyLocal(), InternalPolicyLocal()}
-	both := scenario{
-		name: "PKT-32/asked", rule: "A node port is not accepted at localhost by an engine that cannot, also if it is asked for.", setup: setupLocalhost,
-		services: []service{{external: true, endpoints: ready(pod1, remote0)}, {external: true, options: local, endpoints: ready(remote0)}},
-		probes:   every([]place{client, remote0}, []target{nodePort}, masqueradedTo(pod1, remote0)), // as elsewhere
-	}
+	both := packets("PKT-32/asked", "A node port is not accepted at localhost by an engine that cannot, also if it is asked for.",
+		setupLocalhost, []service{{external: true, endpoints: ready(pod1, remote0)}, {external: true, options: local, endpoints: ready(remote0)}},
+		every([]place{client, remote0}, []target{nodePort}, masqueradedTo(pod1, remote0))) // as elsewhere
 	atLocalhost := func(want want) []probe { return every([]place{nodeAnywhere}, []target{nodePortLoopback}, want) }
 	accepted := slices.Concat(both.probes, atLocalhost(masqueradedTo(pod1, remote0)), toSecond(atLocalhost(masqueradedTo(remote0))))
-	all := []scenario{{
-		name: "PKT-32/empty", rule: "A node port without endpoints rejects at localhost.", setup: setupLocalhost,
-		services: []service{{external: true}}, probes: atLocalhost(isRejected()),
-	}}
+	all := []scenario{packets("PKT-32/empty", "A node port without endpoints rejects at localhost.",
+		setupLocalhost, []service{{external: true}}, atLocalhost(isRejected()))}
 	if f.LocalhostSockets || f.LoopbackNodePorts {
 		served := both
 		served.name, served.probes = "PKT-32/served", accepted
 		served.rule = "A node port is accepted at localhost if it is asked for, whatever the external traffic policy."
 		if !f.LocalhostSockets {
-			served.families = []v1.IPFamily{v1.IPv4Protocol}
+			served = served.in(v1.IPv4Protocol)
 		}
 		all = append(all, served)
 	}
@@ -378,7 +296,7 @@ func localhostScenarios(f Features) []scenario {
 		return all
 	}
 	if f.LoopbackNodePorts {
-		both.families = []v1.IPFamily{v1.IPv6Protocol}
+		both = both.in(v1.IPv6Protocol)
 	}
 	both.probes = append(both.probes, atLocalhost(isRejected())...)
 	return append(all, both)
@@ -387,58 +305,37 @@ func localhostScenarios(f Features) []scenario {
 // nodePortScenarios are about the node's addresses that accept node ports.
 func nodePortScenarios(f Features) []scenario {
 	all := []target{nodePort, nodePortSecondary, nodePortClientLink, nodePortPodLink, nodePortLocalVIP}
-	others := []target{nodePortSecondary, nodePortClientLink, nodePortPodLink, nodePortLocalVIP}
+	others := all[1:]
 	limited := func(name string, setup setup) scenario {
-		return scenario{
-			name: name, rule: "Addresses that do not accept node ports lead to processes of the node.",
-			setup: setup,
-			services: []service{
-				{external: true, endpoints: ready(pod1), nodePort: hostPort},
-				{external: true, endpoints: ready(pod1)},
-			},
-			probes: slices.Concat(
-				every([]place{pod0, client, node, remote0}, []target{nodePort}, masqueradedTo(pod1)),
-				every([]place{pod0, client, remote0}, others, keptBy(node)),
-				toSecond(every([]place{pod0, client, node}, others, isRejected()))), // by the kernel: no socket
-		}
+		return packets(name, "Addresses that do not accept node ports lead to processes of the node.",
+			setup, []service{{external: true, endpoints: ready(pod1), nodePort: hostPort}, {external: true, endpoints: ready(pod1)}},
+			every([]place{pod0, client, node, remote0}, []target{nodePort}, masqueradedTo(pod1)),
+			every([]place{pod0, client, remote0}, others, keptBy(node)),
+			toSecond(every([]place{pod0, client, node}, others, isRejected()))) // by the kernel: no socket
 	}
-	empty := keptBy(node)
-	emptyLocal := keptBy(node)
+	empty, emptyLocal := keptBy(node), keptBy(node)
 	if f.EmptyNodePortsEverywhere {
 		empty, emptyLocal = isRejected(), isDropped()
 	}
 	return []scenario{
-		{
-			name: "PKT-30", rule: "A node port is accepted at every address of the node.",
-			services: []service{{external: true, endpoints: ready(pod1, remote0)}},
-			probes:   every([]place{pod0, client, remote1, node}, all, masqueradedTo(pod1, remote0)),
-		},
+		packets("PKT-30", "A node port is accepted at every address of the node.",
+			setupDefault, []service{{external: true, endpoints: ready(pod1, remote0)}},
+			every([]place{pod0, client, remote1, node}, all, masqueradedTo(pod1, remote0))),
 		limited("PKT-31", setupAddresses),
 		limited("PKT-31/primary", setupPrimary),
-		{
-			name: "PKT-35", rule: "A node port without endpoints rejects; without local ones under externalTrafficPolicy Local, it drops.",
-			services: []service{{external: true}, {external: true, options: []ServiceOption{ExternalPolicyLocal()}, endpoints: ready(remote0)}},
-			probes: slices.Concat(
-				every([]place{pod0, client, node}, all, isRejected()),
-				toSecond(every([]place{client}, all, isDropped()))),
-		},
-		{
-			name: "PKT-35/addresses", rule: "A node port without endpoints does not reject at addresses that do not accept node ports.",
-			setup:    setupAddresses,
-			services: []service{{external: true, nodePort: hostPort}},
-			probes: slices.Concat(
-				every([]place{client}, []target{nodePort}, isRejected()),
-				every([]place{client}, others, empty)),
-		},
-		{
-			name: "PKT-35/addresses_none_local", rule: "A node port without local endpoints does not drop at addresses that do not accept node ports.",
-			setup: setupAddresses,
-			services: []service{{
+		packets("PKT-35", "A node port without endpoints rejects; without local ones under externalTrafficPolicy Local, it drops.",
+			setupDefault, []service{{external: true}, {external: true, options: []ServiceOption{ExternalPolicyLocal()}, endpoints: ready(remote0)}},
+			every([]place{pod0, client, node}, all, isRejected()),
+			toSecond(every([]place{client}, all, isDropped()))),
+		packets("PKT-35/addresses", "A node port without endpoints does not reject at addresses that do not accept node ports.",
+			setupAddresses, []service{{external: true, nodePort: hostPort}},
+			every([]place{client}, []target{nodePort}, isRejected()),
+			every([]place{client}, others, empty)),
+		packets("PKT-35/addresses_none_local", "A node port without local endpoints does not drop at addresses that do not accept node ports.",
+			setupAddresses, []service{{
 				external: true, nodePort: hostPort, options: []ServiceOption{ExternalPolicyLocal()}, endpoints: ready(remote0),
 			}},
-			probes: slices.Concat(
-				every([]place{client}, []target{nodePort}, isDropped()),
-				every([]place{client}, others, emptyLocal)),
-		},
+			every([]place{client}, []target{nodePort}, isDropped()),
+			every([]place{client}, others, emptyLocal)),
 	}
 }

@@ -62,10 +62,7 @@ func (s *stage) follow(ctx context.Context, t *testing.T, both, four []probe) {
 			t.Errorf("%s: answered without a Service", e.name)
 		}
 	}
-	s.provider.OnServiceAdd(first.object)
-	for _, slice := range first.slices {
-		s.provider.OnEndpointSliceAdd(slice)
-	}
+	s.announce(first)
 	s.sync(ctx, t)
 	s.allFollow(ctx, t, flows, "created", pod1)
 	for _, step := range []struct {
@@ -101,10 +98,9 @@ func (s *stage) sockets(ctx context.Context, t *testing.T, families []v1.IPFamil
 	t.Helper()
 	var flows []established
 	for _, family := range families {
-		targets := s.services[0].targets(s.world, family)
 		for _, p := range ways {
 			from := s.seat(p.from, family)
-			flow, err := from.host.Open(ctx, "udp", targets[p.to], AskOptions{From: from.addr, Timeout: answerTimeout})
+			flow, err := from.host.Open(ctx, "udp", s.address(p.to, family), AskOptions{From: from.addr, Timeout: answerTimeout})
 			if err != nil {
 				t.Fatalf("%s: %v", p.name(), err)
 			}
@@ -195,7 +191,7 @@ func playEstablished(ctx context.Context, t *testing.T, s *stage) {
 func (s *stage) establish(ctx context.Context, t *testing.T) []established {
 	t.Helper()
 	var flows []established
-	for _, c := range (&scenario{}).combos() {
+	for _, c := range combos() {
 		for _, p := range []probe{
 			{from: pod0, to: clusterIP},
 			{from: node, to: clusterIP},
@@ -219,7 +215,7 @@ func (s *stage) establish(ctx context.Context, t *testing.T) []established {
 
 func (s *stage) open(ctx context.Context, p probe, c combo) (established, error) {
 	from := s.seat(p.from, c.family)
-	to := s.services[0].targets(s.world, c.family)[p.to]
+	to := s.address(p.to, c.family)
 	flow, err := from.host.Open(ctx, c.network, to, AskOptions{From: from.addr, Timeout: answerTimeout})
 	if err != nil {
 		return established{}, err

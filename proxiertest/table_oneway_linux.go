@@ -171,7 +171,6 @@ func (s *stage) allFare(t *testing.T, step string, senders []*sender, wanted fun
 func (s *stage) senders(ctx context.Context, t *testing.T, to *sink) (all []*sender) {
 	t.Helper()
 	for _, family := range families() {
-		targets := s.services[0].targets(s.world, family)
 		for _, p := range []probe{
 			{from: pod0, to: clusterIP},
 			{from: pod0, to: loadBalancer},
@@ -180,7 +179,7 @@ func (s *stage) senders(ctx context.Context, t *testing.T, to *sink) (all []*sen
 			{from: client, to: loadBalancer},
 		} {
 			from := s.seat(p.from, family)
-			conn, err := from.host.ns.DialFrom(ctx, "udp", from.addr, targets[p.to].String())
+			conn, err := from.host.ns.DialFrom(ctx, "udp", from.addr, s.address(p.to, family).String())
 			if err != nil {
 				t.Fatalf("%s: %v", p.name(), err)
 			}

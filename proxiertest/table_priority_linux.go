@@ -74,7 +74,7 @@ func playPriority(ctx context.Context, t *testing.T, s *stage) {
 	for _, family := range families() {
 		for _, network := range []string{"tcp", "udp"} {
 			t.Run(string(family)+"/"+network, func(t *testing.T) {
-				to := s.services[0].targets(s.world, family)[clusterIP]
+				to := s.address(clusterIP, family)
 				observe := func(from *Host) (kept, lost int) {
 					port++
 					nft(fmt.Sprintf(priorityObserver, network, port, socketPriority))

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"testing"
 
 	v1 "k8s.io/api/core/v1"
 )
@@ -38,22 +37,19 @@ func spreadScenarios() []scenario {
 		all = append(all, scenario{
 			name: fmt.Sprintf("spreading/%d_endpoints", l.endpoints), rule: "Connections spread uniformly over the endpoints.",
 			services: []service{{endpoints: crowd(l.endpoints)}},
-			play:     playSpread(l.endpoints, l.limit),
+			check:    checkSpread(l.endpoints, l.limit),
 		})
 	}
 	return all
 }
 
-func playSpread(endpoints int, limit float64) func(context.Context, *testing.T, *stage) {
-	return func(ctx context.Context, t *testing.T, s *stage) {
-		t.Helper()
-		s.report(t, (&scenario{}).combos(), func(c combo) []result {
-			counts, err := s.draw(ctx, c, clusterIP, draws)
-			if err == nil {
-				err = distributed(counts, slices.Repeat([]int{1}, endpoints), limit, c)
-			}
-			return single("uniform", err)
-		})
+func checkSpread(endpoints int, limit float64) checker {
+	return func(ctx context.Context, s *stage, c combo) []result {
+		counts, err := s.draw(ctx, c, clusterIP, draws)
+		if err == nil {
+			err = distributed(counts, slices.Repeat([]int{1}, endpoints), limit, c)
+		}
+		return single("uniform", err)
 	}
 }
 
@@ -83,8 +79,7 @@ func distributed(counts map[netip.Addr]int, weights []int, limit float64, c comb
 
 // draw counts the answers of each server to connections to the first service.
 func (s *stage) draw(ctx context.Context, c combo, at target, n int) (map[netip.Addr]int, error) {
-	to := s.services[0].targets(s.world, c.family)[at]
-	from := s.seat(client, c.family)
+	from, to := s.seat(client, c.family), s.address(at, c.family)
 	var (
 		mu       sync.Mutex // guards counts and firstErr
 		counts   = map[netip.Addr]int{}
@@ -124,21 +119,17 @@ func extremeScenarios(f Features) []scenario {
 		{
 			name: "many_endpoints", rule: "A Service with more than a thousand endpoints uses all of them.",
 			services: []service{{endpoints: crowd(manyEndpoints)}},
-			play:     playMany,
+			check:    checkMany,
 		},
-		{
-			name: "longest_names", rule: "The longest names that the API allows can be programmed.",
-			services: []service{{
+		packets("longest_names", "The longest names that the API allows can be programmed.",
+			setupDefault, []service{{
 				namespace: long("n"), name: long("s"), tcpPort: long("t"), udpPort: long("u"),
 				external: true, endpoints: ready(pod1, remote0), options: []ServiceOption{ExternalPolicyLocal(), ClientAffinity(longAffinity)},
 			}},
-			probes: every([]place{client}, external(), keptBy(pod1)),
-		},
-		{
-			name: "longest_names/rejected", rule: "The longest names that the API allows can be rejected.",
-			services: []service{{namespace: long("n"), name: long("s"), tcpPort: long("t"), udpPort: long("u"), external: true}},
-			probes:   everyWay(isRejected()),
-		},
+			every([]place{client}, external(), keptBy(pod1))),
+		packets("longest_names/rejected", "The longest names that the API allows can be rejected.",
+			setupDefault, []service{{namespace: long("n"), name: long("s"), tcpPort: long("t"), udpPort: long("u"), external: true}},
+			everyWay(isRejected())),
 	}
 	if f.NoSCTP {
 		return scenarios
@@ -153,16 +144,10 @@ func extremeScenarios(f Features) []scenario {
 	})
 }
 
-func playMany(ctx context.Context, t *testing.T, s *stage) {
-	t.Helper()
-	s.report(t, (&scenario{}).combos(), func(c combo) []result {
-		counts, err := s.draw(ctx, c, clusterIP, manyDraws)
-		if err != nil {
-			return single("used", err)
-		}
-		if len(counts) < manyDistinct {
-			err = fmt.Errorf("%d connections reached %d of %d endpoints, want at least %d", manyDraws, len(counts), manyEndpoints, manyDistinct)
-		}
-		return single("used", err)
-	})
+func checkMany(ctx context.Context, s *stage, c combo) []result {
+	counts, err := s.draw(ctx, c, clusterIP, manyDraws)
+	if err == nil && len(counts) < manyDistinct {
+		err = fmt.Errorf("%d connections reached %d of %d endpoints, want at least %d", manyDraws, len(counts), manyEndpoints, manyDistinct)
+	}
+	return single("used", err)
 }

@@ -320,35 +320,41 @@ func (t *Topology) addCrowd(tb testing.TB) {
 
 // crowdAddr is the n-th address of the last local pod's range.
 func crowdAddr(family v1.IPFamily, n int) netip.Addr {
-	if family == v1.IPv4Protocol {
-		return netip.AddrFrom4([4]byte{10, 244, byte(64 + n>>8), byte(n)})
-	}
-	return netip.MustParseAddr(fmt.Sprintf("fd00:10:244:64::%x", n))
+	return familyAddr(family, fmt.Sprintf("10.244.%d.%d", 64+n>>8, n&0xff), fmt.Sprintf("fd00:10:244:64::%x", n))
 }
 
 // localVIP is a load balancer IP that is also an address of the node.
 func localVIP(family v1.IPFamily) netip.Addr {
-	if family == v1.IPv4Protocol {
-		return netip.MustParseAddr("198.19.255.1")
-	}
-	return netip.MustParseAddr("2001:db8:19:ffff::1")
+	return familyAddr(family, "198.19.255.1", "2001:db8:19:ffff::1")
 }
 
 // localServiceIP is an address of the node in the ranges of ClusterIPs, such as that of a
 // DNS cache on the node.
 func localServiceIP(family v1.IPFamily) netip.Addr {
-	if family == v1.IPv4Protocol {
-		return netip.MustParseAddr("10.96.255.1")
-	}
-	return netip.MustParseAddr("fd00:10:96::ff01")
+	return familyAddr(family, "10.96.255.1", "fd00:10:96::ff01")
 }
 
 // cloudVIP is the address of a load balancer outside of the node: the router.
 func cloudVIP(family v1.IPFamily) netip.Addr {
+	return familyAddr(family, "203.0.113.1", "2001:db8:113::1")
+}
+
+// either returns one of two values, by IP family.
+func either[T any](family v1.IPFamily, four, six T) T {
 	if family == v1.IPv4Protocol {
-		return netip.MustParseAddr("203.0.113.1")
+		return four
 	}
-	return netip.MustParseAddr("2001:db8:113::1")
+	return six
+}
+
+// familyAddr returns one of two addresses, by IP family.
+func familyAddr(family v1.IPFamily, four, six string) netip.Addr {
+	return netip.MustParseAddr(either(family, four, six))
+}
+
+// inBoth returns the addresses of both IP families.
+func inBoth(of func(v1.IPFamily) netip.Addr) []string {
+	return []string{of(v1.IPv4Protocol).String(), of(v1.IPv6Protocol).String()}
 }
 
 // defaultRoutes adds a default route for each family.
