@@ -26,12 +26,15 @@ import (
 // It needs Linux and root.
 func Conformance(t *testing.T, features Features, factory Factory) {
 	t.Helper()
-	s := &suite{world: NewTopology(t), features: features, factory: factory}
-	if features.Prepare != nil {
-		features.Prepare(s.world.Node.NetNS(), netNSsOf(s.world.LocalPods))
-	}
 	ctx := t.Context()
-	t.Cleanup(func() { s.stop(context.WithoutCancel(ctx), t) })
+	s := newSuite(t, features, factory, nil)
+	if features.Prepare != nil {
+		var pods []string
+		for _, pod := range s.world.LocalPods {
+			pods = append(pods, pod.NetNS())
+		}
+		features.Prepare(s.world.Node.NetNS(), pods)
+	}
 	for _, scenario := range scenarios(features) {
 		s.test(t, scenario.name, func(t *testing.T) { s.run(ctx, t, scenario) })
 	}
@@ -54,13 +57,6 @@ func (s *suite) test(t *testing.T, name string, run func(*testing.T)) {
 		}
 		run(t)
 	})
-}
-
-func netNSsOf(hosts []*Host) (paths []string) {
-	for _, host := range hosts {
-		paths = append(paths, host.NetNS())
-	}
-	return paths
 }
 
 // scenarios returns all scenarios, sorted by setup.
@@ -162,6 +158,15 @@ type suite struct {
 	serial   int // number of the last Service
 }
 
+// newSuite returns a suite that ends with the test.
+func newSuite(t *testing.T, features Features, factory Factory, adjust func(*proxier.Config)) *suite {
+	t.Helper()
+	s := &suite{world: NewTopology(t), features: features, factory: factory, adjust: adjust}
+	ctx := context.WithoutCancel(t.Context())
+	t.Cleanup(func() { s.stop(ctx, t) })
+	return s
+}
+
 // running is a Provider whose Run has not returned.
 type running struct {
 	setup    setup
@@ -261,18 +266,16 @@ func (s *suite) runOwn(ctx context.Context, t *testing.T, own *Scenario) {
 	if own.Config != nil {
 		own.Config(&config)
 	}
-	p := s.start(ctx, t, setup(own.Name), config)
+	st := &stage{suite: s, provider: s.start(ctx, t, setup(own.Name), config)}
 	defer s.stop(ctx, t)
 	for _, service := range own.Services {
-		p.OnServiceAdd(service)
+		st.provider.OnServiceAdd(service)
 	}
 	for _, slice := range own.Slices {
-		p.OnEndpointSliceAdd(slice)
+		st.provider.OnEndpointSliceAdd(slice)
 	}
-	if err := Sync(ctx, p); err != nil {
-		t.Fatalf("sync: %v", err)
-	}
-	own.Check(ctx, t, s.world, p)
+	st.sync(ctx, t)
+	own.Check(ctx, t, s.world, st.provider)
 	s.verify(ctx, t)
 }
 
@@ -312,19 +315,20 @@ func (sc *scenario) hint(status proxier.Status) string {
 // waiting until a packet counts as dropped. It reports the probes one by one.
 func (s *stage) probe(ctx context.Context, t *testing.T, sc scenario) {
 	t.Helper()
-	each := func(c combo) []result {
-		results := make([]result, len(sc.probes))
-		var all sync.WaitGroup
-		for i, p := range sc.probes {
-			all.Go(func() {
-				a := s.attempt(p, c)
-				results[i] = result{name: p.name(), err: a.run(ctx)}
-			})
-		}
-		all.Wait()
-		return results
+	s.report(t, sc.combos(), func(c combo) []result {
+		return together(sc.probes, func(p probe) result { return result{name: p.name(), err: s.attempt(p, c).run(ctx)} })
+	})
+}
+
+// together calls a function for all items at once.
+func together[T, R any](items []T, do func(T) R) []R {
+	results := make([]R, len(items))
+	var all sync.WaitGroup
+	for i, item := range items {
+		all.Go(func() { results[i] = do(item) })
 	}
-	s.report(t, sc.combos(), each)
+	all.Wait()
+	return results
 }
 
 func (p probe) name() string {
@@ -357,15 +361,9 @@ type result struct {
 // its results.
 func (s *stage) report(t *testing.T, all []combo, check func(combo) []result) {
 	t.Helper()
-	results := make([][]result, len(all))
-	var running sync.WaitGroup
-	for i, c := range all {
-		running.Go(func() { results[i] = check(c) })
-	}
-	running.Wait()
-	for i, c := range all {
-		for _, r := range results[i] {
-			t.Run(c.String()+"/"+r.name, func(t *testing.T) {
+	for i, results := range together(all, check) {
+		for _, r := range results {
+			t.Run(all[i].String()+"/"+r.name, func(t *testing.T) {
 				if r.err != nil {
 					t.Error(r.err)
 				}

@@ -31,15 +31,10 @@ type Counter interface {
 // It needs Linux and root.
 func Counts(t *testing.T, factory Factory) {
 	t.Helper()
-	c := &countsTest{suite: &suite{world: NewTopology(t), factory: factory, adjust: func(config *proxier.Config) { config.CountConnections = true }}, port: firstPortOfCounts}
 	ctx := t.Context()
-	t.Cleanup(func() { c.stop(context.WithoutCancel(ctx), t) })
+	c := &countsTest{suite: newSuite(t, Features{}, factory, func(config *proxier.Config) { config.CountConnections = true }), port: firstPortOfCounts}
 	c.begin(ctx, t)
-	two := []endpoint{{at: pod0}, {at: remote0}}
-	var crowd []endpoint
-	for n := range 24 {
-		crowd = append(crowd, endpoint{at: pod2, crowd: n + 1})
-	}
+	two, crowd := ready(pod0, remote0), crowd(24)
 	sticky := []ServiceOption{ClientAffinity(time.Hour)}
 	services := func(web, many, affine []endpoint) []service {
 		return []service{
@@ -52,8 +47,8 @@ func Counts(t *testing.T, factory Factory) {
 		before   func()
 	}{
 		{name: "at first", services: services(two, crowd, two)},
-		{name: "with another endpoint", services: services(append(two, endpoint{at: pod1}), crowd[:23], append(two, endpoint{at: pod1}))},
-		{name: "with one endpoint less", services: services([]endpoint{{at: remote0}, {at: pod1}}, crowd[2:], []endpoint{{at: remote0}, {at: pod1}})},
+		{name: "with another endpoint", services: services(ready(pod0, remote0, pod1), crowd[:23], ready(pod0, remote0, pod1))},
+		{name: "with one endpoint less", services: services(ready(remote0, pod1), crowd[2:], ready(remote0, pod1))},
 		{name: "after an endpoint was gone", services: services(two, crowd, two)},
 		{name: "in a full sync", services: services(two, crowd[:20], two), before: func() { c.move("zone-of-counts") }},
 		{name: "without endpoints", services: services(nil, nil, nil)},
@@ -97,16 +92,46 @@ type sentTo struct {
 // begin starts a Provider that knows no Services.
 func (c *countsTest) begin(ctx context.Context, t *testing.T) {
 	t.Helper()
-	before := c.stage
 	c.sent = map[v1.IPFamily]map[changetracker.ServicePortName]*sentTo{}
 	for _, family := range families() {
 		c.sent[family] = map[changetracker.ServicePortName]*sentTo{}
 	}
-	c.stage = &stage{suite: c.suite}
-	if before != nil {
-		c.serial = 0
+	c.stage = &stage{suite: c.suite, provider: c.use(ctx, t, setupDefault)}
+	c.serial = 0
+}
+
+// counts returns those of the Provider.
+func (s *stage) counts(ctx context.Context, family v1.IPFamily) (connection.Counts, error) {
+	counter, ok := s.provider.(Counter)
+	if !ok {
+		return connection.Counts{}, fmt.Errorf("%T is no Counter", s.provider)
 	}
-	c.provider = c.use(ctx, t, setupDefault)
+	counts, err := counter.Counts(ctx, family)
+	if err != nil {
+		err = fmt.Errorf("counts of %s: %w", family, err)
+	}
+	return counts, err
+}
+
+// name returns the name of a service port.
+func (p *published) name(port *v1.ServicePort) (name changetracker.ServicePortName) {
+	name.Namespace, name.Name, name.Port, name.Protocol = p.object.Namespace, p.object.Name, port.Name, port.Protocol
+	return name
+}
+
+// outside returns where clients outside the cluster reach a service; none if it is not external.
+func (p *published) outside(to map[target]netip.AddrPort) []netip.AddrPort {
+	if p.object.Spec.Type != v1.ServiceTypeLoadBalancer {
+		return nil
+	}
+	return []netip.AddrPort{to[nodePort], to[nodePortSecondary], to[externalIP], to[loadBalancer]}
+}
+
+func familyOf(addr netip.Addr) v1.IPFamily {
+	if addr.Is4() {
+		return v1.IPv4Protocol
+	}
+	return v1.IPv6Protocol
 }
 
 // move changes the node's zone, which causes a full sync.
@@ -151,8 +176,8 @@ func (c *countsTest) connect(ctx context.Context, t *testing.T) {
 		for _, family := range families() {
 			to := p.targets(c.world, family)
 			dials := map[*Host][]netip.AddrPort{c.world.LocalPods[1]: {to[clusterIP]}, c.world.Node: {to[clusterIP]}}
-			if p.object.Spec.Type == v1.ServiceTypeLoadBalancer {
-				dials[c.world.Client] = []netip.AddrPort{to[nodePort], to[nodePortSecondary], to[externalIP], to[loadBalancer]}
+			if outside := p.outside(to); outside != nil {
+				dials[c.world.Client] = outside
 				dials[c.world.Node] = append(dials[c.world.Node], to[nodePort], to[externalIP])
 			}
 			for from, targets := range dials {
@@ -167,15 +192,11 @@ func (c *countsTest) connect(ctx context.Context, t *testing.T) {
 // dial opens connections to one address.
 func (c *countsTest) dial(ctx context.Context, t *testing.T, p *published, from *Host, to netip.AddrPort) {
 	t.Helper()
-	family := v1.IPv6Protocol
-	if to.Addr().Is4() {
-		family = v1.IPv4Protocol
-	}
+	family := familyOf(to.Addr())
 	const times = 3
 	for _, port := range p.object.Spec.Ports {
 		network := map[v1.Protocol]string{v1.ProtocolTCP: "tcp", v1.ProtocolUDP: "udp"}[port.Protocol]
-		name := changetracker.ServicePortName{Port: port.Name, Protocol: port.Protocol}
-		name.Namespace, name.Name = p.object.Namespace, p.object.Name
+		name := p.name(&port)
 		of := c.sent[family][name]
 		if of == nil {
 			of = &sentTo{endpoints: map[netip.AddrPort]uint64{}}
@@ -196,15 +217,11 @@ func (c *countsTest) dial(ctx context.Context, t *testing.T, p *published, from 
 
 // check compares the counts with the connections.
 func (c *countsTest) check(ctx context.Context) error {
-	counter, ok := c.provider.(Counter)
-	if !ok {
-		return fmt.Errorf("%T is no Counter", c.provider)
-	}
 	var errs []error
 	for family, ports := range c.sent {
-		got, err := counter.Counts(ctx, family)
+		got, err := c.counts(ctx, family)
 		if err != nil {
-			return fmt.Errorf("counts of %s: %w", family, err)
+			return err
 		}
 		if got.Since.IsZero() || !got.Connections {
 			errs = append(errs, fmt.Errorf("%s: nothing counts", family))

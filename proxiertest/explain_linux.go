@@ -34,8 +34,9 @@ type Explainer interface {
 // It needs Linux and root, and takes about a minute for 2,000 packets.
 func Explanations(t *testing.T, packets int, seed uint64, factory Factory) {
 	t.Helper()
-	x := &explanations{atOnce: packetsAtOnce, inRound: min(packetsInRound, packets/len(setups())+1), check: (*shot).check}
-	x.share = packets / 100
+	x := &explanations{
+		atOnce: packetsAtOnce, inRound: min(packetsInRound, packets/len(setups())+1), share: packets / 100, check: (*shot).check,
+	}
 	x.run(t, packets, seed, factory)
 }
 
@@ -45,13 +46,11 @@ func (x *explanations) run(t *testing.T, packets int, seed uint64, factory Facto
 	if seed == 0 {
 		seed = rand.Uint64()
 	}
-	x.suite = &suite{world: NewTopology(t), factory: factory, adjust: inZone}
+	x.suite = newSuite(t, Features{}, factory, func(c *proxier.Config) { c.Node.Zone = nodeZone })
 	x.dice, x.seen = rand.New(rand.NewPCG(seed, 0)), map[desired.Verdict]int{}
-	ctx := t.Context()
-	t.Cleanup(func() { x.stop(context.WithoutCancel(ctx), t) })
 	rounds := setups()
 	for n := 0; x.sent < packets || x.lacks(); n++ {
-		x.round(ctx, t, rounds[n%len(rounds)])
+		x.round(t.Context(), t, rounds[n%len(rounds)])
 		if t.Failed() {
 			t.Fatalf("seed %d, setup %q", seed, rounds[n%len(rounds)])
 		}
@@ -61,9 +60,7 @@ func (x *explanations) run(t *testing.T, packets int, seed uint64, factory Facto
 
 // lacks reports whether a verdict has not had its share yet.
 func (x *explanations) lacks() bool {
-	return slices.ContainsFunc([]desired.Verdict{desired.VerdictPass, desired.VerdictForward, desired.VerdictReject, desired.VerdictDrop}, func(v desired.Verdict) bool {
-		return x.seen[v] < x.share
-	})
+	return min(x.seen[desired.VerdictPass], x.seen[desired.VerdictForward], x.seen[desired.VerdictReject], x.seen[desired.VerdictDrop]) < x.share
 }
 
 // explanations is one run of Explanations or Traces.
@@ -89,8 +86,6 @@ const (
 	packetsInRound  = 256
 	packetsAtOnce   = 64
 )
-
-func inZone(c *proxier.Config) { c.Node.Zone = nodeZone }
 
 // round publishes Services, and sends packets to them.
 func (x *explanations) round(ctx context.Context, t *testing.T, s setup) {
@@ -157,10 +152,10 @@ func (x *explanations) service() service {
 		{healthChecked, 4},
 		{ClientAffinity(time.Hour), 4},
 		{balanced(changetracker.Balancing(x.dice.IntN(4))), 3},
-		{SourceRanges(x.someOf([]string{
+		{SourceRanges(someOf(x.dice,
 			"198.51.100.2/32", "198.51.100.3/32", "10.244.1.0/28", "192.0.2.0/24", "192.0.2.20/32",
 			"2001:db8:c::2/128", "2001:db8:c::3/128", "fd00:10:244:1::/80", "2001:db8:2::/64", "2001:db8:2::20/128",
-		})...), 3},
+		)...), 3},
 	} {
 		if x.dice.IntN(option.in) == 0 {
 			s.options = append(s.options, option.ServiceOption)
@@ -169,8 +164,8 @@ func (x *explanations) service() service {
 	if s.external && x.dice.IntN(6) == 0 {
 		s.vip = localVIP // several services may have it
 	}
-	for _, at := range x.someOf([]string{string(pod0), string(pod1), string(pod2), string(remote0), string(remote1)}) {
-		s.endpoints = append(s.endpoints, endpoint{at: place(at), condition: x.condition()})
+	for _, at := range someOf(x.dice, pod0, pod1, pod2, remote0, remote1) {
+		s.endpoints = append(s.endpoints, endpoint{at: at, condition: x.condition()})
 	}
 	if x.dice.IntN(6) == 0 {
 		s.endpoints = nil
@@ -179,8 +174,8 @@ func (x *explanations) service() service {
 }
 
 // someOf returns a random subset, in order.
-func (x *explanations) someOf(all []string) []string {
-	return slices.DeleteFunc(slices.Clone(all), func(string) bool { return x.dice.IntN(2) == 0 })
+func someOf[T any](dice *rand.Rand, all ...T) []T {
+	return slices.DeleteFunc(all, func(T) bool { return dice.IntN(2) == 0 })
 }
 
 // condition returns a random condition, mostly ready, and often with hints or a weight.

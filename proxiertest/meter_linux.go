@@ -15,13 +15,25 @@ import (
 
 // meter counts the packets that a host sends and receives, by flow. The bytes are those of IP.
 type meter struct {
-	mu    sync.Mutex // guards all below
-	flows map[wire]connection.Traffic
-	// sent and acknowledged are sequence numbers of TCP, of the client (0) and of its server (1).
-	sent, acknowledged map[wire][2]uint32
-	// begun are the first packets of TCP, by sender. The kernel does not count some that are repeated.
-	begun map[wire][2]int
+	mu    sync.Mutex // guards flows
+	flows map[wire]metered
 }
+
+// metered are the packets of a flow. In is what its client has sent.
+type metered struct {
+	connection.Traffic
+
+	// sent and acknowledged are sequence numbers of TCP, of the client (0) and of its server (1).
+	sent, acknowledged [2]uint32
+	// begun are the first packets of TCP, by sender. The kernel does not count some that are repeated.
+	begun [2]int
+}
+
+// isQuiet reports whether both ends have acknowledged what they got. Some do so later.
+func (m metered) isQuiet() bool { return m.sent == m.acknowledged }
+
+// hasRepeated reports whether an end began the flow with more than one packet.
+func (m metered) hasRepeated() bool { return max(m.begun[0], m.begun[1]) > 1 }
 
 // wire is a flow as its client sees it.
 type wire struct {
@@ -44,7 +56,7 @@ func newMeter(tb testing.TB, host *Host) *meter {
 	}))
 	conn, err := file.SyscallConn()
 	netnstest.Check(tb, err)
-	m := &meter{flows: map[wire]connection.Traffic{}, sent: map[wire][2]uint32{}, acknowledged: map[wire][2]uint32{}, begun: map[wire][2]int{}}
+	m := &meter{flows: map[wire]metered{}}
 	var reading sync.WaitGroup
 	reading.Go(func() {
 		packet := make([]byte, 256)
@@ -67,25 +79,11 @@ func newMeter(tb testing.TB, host *Host) *meter {
 	return m
 }
 
-// of returns the traffic of a flow: in is what the client has sent.
-func (m *meter) of(flow wire) connection.Traffic {
+// of returns the packets of a flow up to now.
+func (m *meter) of(flow wire) metered {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.flows[flow]
-}
-
-// isQuiet reports whether both ends have acknowledged what they got. Some do so later.
-func (m *meter) isQuiet(flow wire) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.sent[flow] == m.acknowledged[flow]
-}
-
-// hasRepeated reports whether an end began the flow with more than one packet.
-func (m *meter) hasRepeated(flow wire) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return max(m.begun[flow][0], m.begun[flow][1]) > 1
 }
 
 // add adds a packet, of which b is the beginning.
@@ -114,14 +112,16 @@ func (m *meter) add(b []byte, size uint64, out bool) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.flows[flow] = m.flows[flow].Plus(more)
+	now := m.flows[flow]
+	now.Traffic = now.Plus(more)
 	if network == "tcp" && len(b) >= 20 {
-		m.follow(flow, b, uint32(payload), out)
+		now.follow(b, uint32(payload), out)
 	}
+	m.flows[flow] = now
 }
 
 // follow takes over the numbers of a TCP packet.
-func (m *meter) follow(flow wire, header []byte, length uint32, out bool) {
+func (m *metered) follow(header []byte, length uint32, out bool) {
 	const fin, syn, reset = 1, 2, 4
 	sender, flags := 0, uint32(header[13])
 	if !out {
@@ -133,13 +133,11 @@ func (m *meter) follow(flow wire, header []byte, length uint32, out bool) {
 		}
 		return number
 	}
-	sent, acknowledged, begun := m.sent[flow], m.acknowledged[flow], m.begun[flow]
-	begun[sender] += int(flags & syn / syn)
+	m.begun[sender] += int(flags & syn / syn)
 	end := binary.BigEndian.Uint32(header[4:]) + length - 4*uint32(header[12]>>4) + flags&fin + flags&syn/syn
-	sent[sender] = later(sent[sender], end)
-	acknowledged[1-sender] = later(acknowledged[1-sender], binary.BigEndian.Uint32(header[8:]))
+	m.sent[sender] = later(m.sent[sender], end)
+	m.acknowledged[1-sender] = later(m.acknowledged[1-sender], binary.BigEndian.Uint32(header[8:]))
 	if flags&reset != 0 {
-		acknowledged = sent
+		m.acknowledged = m.sent
 	}
-	m.sent[flow], m.acknowledged[flow], m.begun[flow] = sent, acknowledged, begun
 }

@@ -9,12 +9,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/vishvananda/netlink"
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
@@ -226,7 +224,7 @@ func playDisruption(ctx context.Context, t *testing.T, s *stage) {
 			t.Fatal(err)
 		}
 	}
-	netnstest.Check(t, s.world.Node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
+	s.flush(t)
 	const gone = 3 // its number in the crowd
 	s.publish(ctx, t, service{
 		external: true, endpoints: slices.Delete(crowd(10), gone-1, gone), options: []ServiceOption{balanced(changetracker.SourcePortHash)},

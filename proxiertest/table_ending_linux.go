@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"sync"
 	"testing"
 	"time"
 
@@ -96,9 +95,7 @@ func (s *stage) dialAll(ctx context.Context, t *testing.T, service int, name str
 	t.Helper()
 	for _, family := range families() {
 		at := s.services[service].targets(s.world, family)
-		for _, p := range []probe{
-			{from: pod0, to: clusterIP}, {from: node, to: clusterIP}, {from: client, to: nodePort}, {from: client, to: loadBalancer},
-		} {
+		for _, p := range ways() {
 			all = append(all, dialFrom(ctx, t, s.seat(p.from, family), name+"_"+string(p.to), at[p.to]))
 		}
 	}
@@ -142,13 +139,7 @@ func playEnding(ctx context.Context, t *testing.T, s *stage) {
 
 func allReset(t *testing.T, conns []*openConn, wait func(*openConn) error) {
 	t.Helper()
-	errs := make([]error, len(conns))
-	var waiting sync.WaitGroup
-	for i, c := range conns {
-		waiting.Go(func() { errs[i] = wait(c) })
-	}
-	waiting.Wait()
-	for i, err := range errs {
+	for i, err := range together(conns, wait) {
 		if !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, unix.EPIPE) {
 			t.Errorf("%s: %v, want a RST", conns[i].name, err)
 		}

@@ -15,13 +15,7 @@ import (
 
 // flowScenarios are about flows that exist when Services change.
 func flowScenarios(f Features) []scenario {
-	following := []probe{
-		{from: pod0, to: clusterIP},
-		{from: node, to: clusterIP},
-		{from: client, to: nodePort},
-		{from: client, to: externalIP},
-		{from: client, to: loadBalancer},
-	}
+	following := append(ways(), probe{from: client, to: externalIP})
 	var atLoopback []probe
 	if f.LoopbackNodePorts {
 		atLoopback = []probe{{from: nodeAnywhere, to: nodePortLoopback}, {from: nodeAnywhere, to: nodePortLoopback2}}
@@ -33,7 +27,7 @@ func flowScenarios(f Features) []scenario {
 	}, {
 		name: "PKT-81", needs: "Conntrack", rule: "A UDP client that continues to send keeps its endpoint while that serves, and then gets another one.",
 		services: []service{{external: true, endpoints: ready(pod1)}},
-		play:     playFollowing(following, atLoopback),
+		play:     func(ctx context.Context, t *testing.T, s *stage) { s.follow(ctx, t, following, atLoopback) },
 	}, {
 		name: "PKT-85", needs: "Conntrack", rule: "Changes of a Service apply to a UDP client that sends and gets no answer as to a new client.",
 		services: []service{{external: true, podPort: silentPort, endpoints: ready(pod1)}},
@@ -41,16 +35,9 @@ func flowScenarios(f Features) []scenario {
 	}}
 }
 
-// playFollowing keeps one UDP socket open for each probe, from before the Service exists
+// follow keeps one UDP socket open for each probe, from before the Service exists
 // until after its deletion. The probes of both are for both IP families, those of four for
 // IPv4.
-func playFollowing(both, four []probe) func(context.Context, *testing.T, *stage) {
-	return func(ctx context.Context, t *testing.T, s *stage) {
-		t.Helper()
-		s.follow(ctx, t, both, four)
-	}
-}
-
 func (s *stage) follow(ctx context.Context, t *testing.T, both, four []probe) {
 	t.Helper()
 	first := s.services[0]
@@ -187,17 +174,17 @@ func playEstablished(ctx context.Context, t *testing.T, s *stage) {
 	}
 }
 
+// ways are those of connections that last.
+func ways() []probe {
+	return []probe{{from: pod0, to: clusterIP}, {from: node, to: clusterIP}, {from: client, to: nodePort}, {from: client, to: loadBalancer}}
+}
+
 // establish opens a connection of each kind, which the end of the test closes.
 func (s *stage) establish(ctx context.Context, t *testing.T) []established {
 	t.Helper()
 	var flows []established
 	for _, c := range combos() {
-		for _, p := range []probe{
-			{from: pod0, to: clusterIP},
-			{from: node, to: clusterIP},
-			{from: client, to: nodePort},
-			{from: client, to: loadBalancer},
-		} {
+		for _, p := range ways() {
 			e, err := s.open(ctx, p, c)
 			if err != nil {
 				t.Fatalf("%s: %v", p.name(), err)

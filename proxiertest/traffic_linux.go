@@ -30,20 +30,19 @@ import (
 // It needs Linux and root.
 func Traffic(t *testing.T, factory Factory) {
 	t.Helper()
+	ctx := t.Context()
 	x := &trafficTest{
-		suite:  &suite{world: NewTopology(t), factory: factory, adjust: func(config *proxier.Config) { config.CountTraffic = true }},
+		suite:  newSuite(t, Features{}, factory, func(config *proxier.Config) { config.CountTraffic = true }),
 		meters: map[*Host]*meter{}, port: firstPortOfTraffic,
 	}
-	ctx := t.Context()
 	for _, host := range []*Host{x.world.Client, x.world.LocalPods[1]} {
 		x.meters[host] = newMeter(t, host)
 	}
 	netnstest.Check(t, x.world.Node.ns.SetSysctl(accounting, "1"))
-	t.Cleanup(func() { x.stop(context.WithoutCancel(ctx), t) })
 	x.begin(ctx, t)
-	two, other := []endpoint{{at: pod0}, {at: remote0}}, []endpoint{{at: pod1}}
+	two := ready(pod0, remote0)
 	services := func(web []endpoint) []service {
-		return []service{{name: "web", external: true, endpoints: web}, {name: "self", endpoints: other}}
+		return []service{{name: "web", external: true, endpoints: web}, {name: "self", endpoints: ready(pod1)}}
 	}
 	for _, step := range []struct {
 		name string
@@ -95,7 +94,6 @@ type talk struct {
 	family   v1.IPFamily
 	from     *Host
 	wire     wire
-	service  string
 	name     changetracker.ServicePortName
 	endpoint netip.AddrPort
 	// before does not count, endpointBefore not for the endpoint.
@@ -108,20 +106,19 @@ func (x *trafficTest) begin(ctx context.Context, t *testing.T) {
 	t.Helper()
 	x.stage = &stage{suite: x.suite, provider: x.use(ctx, t, setupDefault)}
 	x.serial = 0
-	if err := Sync(ctx, x.provider); err != nil {
-		t.Fatalf("sync: %v", err)
-	}
 	for _, flow := range x.talks {
-		now := x.meters[flow.from].of(flow.wire)
-		flow.before, flow.endpointBefore = now, now
+		flow.before = x.metered(flow).Traffic
+		flow.endpointBefore = flow.before
 	}
 }
+
+func (x *trafficTest) metered(flow *talk) metered { return x.meters[flow.from].of(flow.wire) }
 
 // targetsOf are where clients reach a service.
 func (x *trafficTest) targetsOf(p *published, family v1.IPFamily) (from *Host, targets []netip.AddrPort) {
 	to := p.targets(x.world, family)
-	if p.object.Spec.Type == v1.ServiceTypeLoadBalancer {
-		return x.world.Client, []netip.AddrPort{to[nodePort], to[nodePortSecondary], to[externalIP], to[loadBalancer]}
+	if targets = p.outside(to); targets != nil {
+		return x.world.Client, targets
 	}
 	return x.world.LocalPods[1], []netip.AddrPort{to[clusterIP]}
 }
@@ -148,12 +145,7 @@ func (x *trafficTest) talk(ctx context.Context, t *testing.T) {
 
 func (x *trafficTest) open(t *testing.T, p *published, port *v1.ServicePort, from *Host, to netip.AddrPort) {
 	t.Helper()
-	flow := &talk{family: v1.IPv6Protocol, from: from, service: p.object.Name, udp: port.Protocol == v1.ProtocolUDP}
-	if to.Addr().Is4() {
-		flow.family = v1.IPv4Protocol
-	}
-	flow.name = changetracker.ServicePortName{Port: port.Name, Protocol: port.Protocol}
-	flow.name.Namespace, flow.name.Name = p.object.Namespace, p.object.Name
+	flow := &talk{family: familyOf(to.Addr()), from: from, name: p.name(port), udp: port.Protocol == v1.ProtocolUDP}
 	network := map[bool]string{false: "tcp", true: "udp"}[flow.udp]
 	x.port++
 	flow.wire = wire{network: network, client: netip.AddrPortFrom(from.Addr(flow.family), x.port), target: to}
@@ -211,20 +203,16 @@ func (x *trafficTest) settle(ctx context.Context, t *testing.T) {
 // check compares the counts with the packets. What service ports and endpoints had that are gone
 // is no part of their numbers, but endpoints that are gone are part of their service port's.
 func (x *trafficTest) check(ctx context.Context) error {
-	counter, ok := x.provider.(Counter)
-	if !ok {
-		return fmt.Errorf("%T is no Counter", x.provider)
-	}
 	var errs []error
 	for _, flow := range x.talks {
-		if !x.meters[flow.from].isQuiet(flow.wire) {
+		if !x.metered(flow).isQuiet() {
 			errs = append(errs, fmt.Errorf("%v: packets are not acknowledged yet", flow.wire))
 		}
 	}
 	for _, family := range families() {
-		got, err := counter.Counts(ctx, family)
+		got, err := x.counts(ctx, family)
 		if err != nil {
-			return fmt.Errorf("counts of %s: %w", family, err)
+			return err
 		}
 		if !got.Traffic || got.TrafficLosses != 0 {
 			errs = append(errs, fmt.Errorf("%s: traffic is counted: %v %s, %d losses; want true and none", family, got.Traffic, got.TrafficProblem, got.TrafficLosses))
@@ -246,7 +234,7 @@ func (x *trafficTest) differences(family v1.IPFamily, got *connection.Counts) er
 		if want[flow.name] == nil {
 			want[flow.name] = &passed{endpoints: map[netip.AddrPort]connection.Traffic{}}
 		}
-		of, now := want[flow.name], x.meters[flow.from].of(flow.wire)
+		of, now := want[flow.name], x.metered(flow)
 		of.all = of.all.Plus(now.Minus(flow.before))
 		if more := now.Minus(flow.endpointBefore); x.has(flow) && more != (connection.Traffic{}) {
 			of.endpoints[flow.endpoint] = of.endpoints[flow.endpoint].Plus(more)
@@ -278,7 +266,7 @@ func (x *trafficTest) differences(family v1.IPFamily, got *connection.Counts) er
 // isUncertain reports whether a busy machine made an end of a flow repeat its first packet: the kernel
 // counts that packet only in some states of the connection.
 func (x *trafficTest) isUncertain(name changetracker.ServicePortName) bool {
-	return slices.ContainsFunc(x.talks, func(flow *talk) bool { return flow.name == name && x.meters[flow.from].hasRepeated(flow.wire) })
+	return slices.ContainsFunc(x.talks, func(flow *talk) bool { return flow.name == name && x.metered(flow).hasRepeated() })
 }
 
 // passed is the traffic of a service port, and of the endpoints that it has.
@@ -290,7 +278,7 @@ type passed struct {
 // has reports whether the service port of a flow has its endpoint.
 func (x *trafficTest) has(flow *talk) bool {
 	return slices.ContainsFunc(x.services, func(p *published) bool {
-		return p.object.Name == flow.service && p.has(flow.family, flow.endpoint.Addr())
+		return p.object.Name == flow.name.Name && p.has(flow.family, flow.endpoint.Addr())
 	})
 }
 
@@ -304,11 +292,11 @@ func (x *trafficTest) change(ctx context.Context, t *testing.T, services ...serv
 	x.publish(ctx, t, services...)
 	for _, flow := range x.talks {
 		if !had[flow] && x.has(flow) {
-			flow.endpointBefore = x.meters[flow.from].of(flow.wire)
+			flow.endpointBefore = x.metered(flow).Traffic
 		}
 	}
 	x.talks = slices.DeleteFunc(x.talks, func(flow *talk) bool {
-		gone := !slices.ContainsFunc(x.services, func(p *published) bool { return p.object.Name == flow.service })
+		gone := !slices.ContainsFunc(x.services, func(p *published) bool { return p.object.Name == flow.name.Name })
 		if gone {
 			x.close(t, flow)
 		}
@@ -317,11 +305,9 @@ func (x *trafficTest) change(ctx context.Context, t *testing.T, services ...serv
 }
 
 // flush deletes all entries of connection tracking.
-func (x *trafficTest) flush(t *testing.T) {
+func (s *suite) flush(t *testing.T) {
 	t.Helper()
-	netnstest.Check(t, x.world.Node.Do(func() error {
-		return netlink.ConntrackTableFlush(netlink.ConntrackTable)
-	}))
+	netnstest.Check(t, s.world.Node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
 }
 
 // unaccounted shows what Counts tells if the kernel does not count.
@@ -330,9 +316,8 @@ func (x *trafficTest) unaccounted(ctx context.Context, t *testing.T) {
 	x.hangUp(t)
 	x.settle(ctx, t)
 	netnstest.Check(t, x.world.Node.ns.SetSysctl(accounting, "0"))
-	counter, _ := x.provider.(Counter)
 	for _, family := range families() {
-		before, err := counter.Counts(ctx, family)
+		before, err := x.counts(ctx, family)
 		if err != nil || before.Traffic || !strings.Contains(before.TrafficProblem, "nf_conntrack_acct") {
 			t.Errorf("counts of %s without accounting: traffic %v, problem %q, error %v; want the setting in the problem", family, before.Traffic, before.TrafficProblem, err)
 		}
