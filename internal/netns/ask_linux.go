@@ -118,13 +118,11 @@ func (f *Flow) SentAgain() (packets uint32, err error) {
 	if err != nil {
 		return 0, err
 	}
-	controlErr := raw.Control(func(fd uintptr) {
-		var info *unix.TCPInfo
-		if info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
-			packets = info.Total_retrans
-		}
-	})
-	return packets, errors.Join(err, controlErr)
+	info, err := tcpInfo(raw)
+	if err != nil {
+		return 0, err
+	}
+	return info.Total_retrans, nil
 }
 
 // Expect sets what AskOptions.Settled is, for the requests from now on.
@@ -162,8 +160,8 @@ func (f *Flow) Ask(ctx context.Context) (Answer, error) {
 		}
 	}
 	if !f.lines.Scan() {
-		err := outcome(cmpErr(f.lines.Err(), unix.ECONNRESET))
-		f.lines = bufio.NewScanner(f.conn) // the next datagram may be answered
+		err := outcome(cmp.Or[error](f.lines.Err(), unix.ECONNRESET)) // at its end, a scanner has no error
+		f.lines = bufio.NewScanner(f.conn)                            // the next datagram may be answered
 		return Answer{}, err
 	}
 	return ParseAnswer(f.lines.Text())
@@ -229,12 +227,4 @@ func outcome(err error) error {
 	default:
 		return err
 	}
-}
-
-// cmpErr returns err, or fallback when a scanner ended without an error.
-func cmpErr(err, fallback error) error {
-	if err == nil {
-		return fallback
-	}
-	return err
 }

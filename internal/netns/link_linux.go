@@ -32,13 +32,13 @@ const loopbackIndex = 1
 // Connect creates a cable, a veth pair, between two namespaces or within one. It returns
 // when both ends are up and their addresses can be used.
 func Connect(a, b Plug) error {
-	err := a.NS.Do(func() error {
+	err := a.NS.doing(fmt.Sprintf("connect link %s with %s", a.Link, b.Link), func() error {
 		pair := netlink.NewVeth(netlink.LinkAttrs{Name: a.Link})
 		pair.PeerName, pair.PeerNamespace = b.Link, netlink.NsFd(b.NS.file.Fd())
-		return netlink.LinkAdd(pair)
+		return privilege(netlink.LinkAdd(pair))
 	})
 	if err != nil {
-		return fmt.Errorf("connect link %s with %s: %w", a.Link, b.Link, privilege(err))
+		return err
 	}
 	for _, plug := range []Plug{a, b} {
 		if err := plug.NS.addressAndRaise(plug.Link, plug.Addrs); err != nil {
@@ -58,7 +58,7 @@ func Connect(a, b Plug) error {
 // packet with "no route to host".
 func (p Plug) learn(other Plug) error {
 	var mac net.HardwareAddr
-	err := other.NS.Do(func() error {
+	err := other.NS.doing("read link "+other.Link, func() error {
 		link, err := net.InterfaceByName(other.Link)
 		if err == nil {
 			mac = link.HardwareAddr
@@ -66,7 +66,7 @@ func (p Plug) learn(other Plug) error {
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("read link %s: %w", other.Link, err)
+		return err
 	}
 	return p.NS.Do(func() error {
 		link, err := net.InterfaceByName(p.Link)
@@ -85,11 +85,11 @@ func (p Plug) learn(other Plug) error {
 
 // AddBridge creates a bridge with addresses.
 func (n *NS) AddBridge(name string, addrs ...netip.Prefix) error {
-	err := n.Do(func() error {
-		return netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}})
+	err := n.doing("add bridge "+name, func() error {
+		return privilege(netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}}))
 	})
 	if err != nil {
-		return fmt.Errorf("add bridge %s: %w", name, privilege(err))
+		return err
 	}
 	return n.addressAndRaise(name, addrs)
 }
@@ -97,16 +97,12 @@ func (n *NS) AddBridge(name string, addrs ...netip.Prefix) error {
 // Enslave makes a link a port of a bridge, in hairpin mode: the bridge sends packets back
 // through the port they came from, as pods that connect to themselves need.
 func (n *NS) Enslave(link, bridge string) error {
-	err := n.Do(func() error {
+	return n.doing(fmt.Sprintf("enslave link %s to bridge %s", link, bridge), func() error {
 		if err := netlink.LinkSetMaster(device(link), device(bridge)); err != nil {
 			return err
 		}
 		return netlink.LinkSetHairpin(device(link), true)
 	})
-	if err != nil {
-		return fmt.Errorf("enslave link %s to bridge %s: %w", link, bridge, err)
-	}
-	return nil
 }
 
 // AddAddrs adds addresses to a link that is up. They can be used at once.
@@ -116,22 +112,16 @@ func (n *NS) AddAddrs(link string, addrs ...netip.Prefix) error {
 
 // RemoveAddr removes an address from a link.
 func (n *NS) RemoveAddr(link string, addr netip.Prefix) error {
-	err := n.Do(func() error { return netlink.AddrDel(device(link), &netlink.Addr{IPNet: ipNet(addr)}) })
-	if err != nil {
-		return fmt.Errorf("remove address %s from link %s: %w", addr, link, err)
-	}
-	return nil
+	return n.doing(fmt.Sprintf("remove address %s from link %s", addr, link), func() error {
+		return netlink.AddrDel(device(link), &netlink.Addr{IPNet: ipNet(addr)})
+	})
 }
 
 // AddRoute adds a route to dst via a neighbor.
 func (n *NS) AddRoute(dst netip.Prefix, via netip.Addr) error {
-	err := n.Do(func() error {
+	return n.doing(fmt.Sprintf("add route to %s via %s", dst, via), func() error {
 		return netlink.RouteAdd(&netlink.Route{Dst: ipNet(dst), Gw: via.AsSlice()})
 	})
-	if err != nil {
-		return fmt.Errorf("add route to %s via %s: %w", dst, via, err)
-	}
-	return nil
 }
 
 // AddRange makes every address of a prefix local to the namespace: packets to them are
@@ -142,26 +132,39 @@ func (n *NS) AddRange(prefix netip.Prefix) error {
 			return err
 		}
 	}
-	err := n.Do(func() error {
+	return n.doing("add address range "+prefix.String(), func() error {
 		return netlink.RouteAdd(&netlink.Route{
 			Dst: ipNet(prefix), Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL,
 			LinkIndex: loopbackIndex, Scope: netlink.SCOPE_HOST,
 		})
 	})
-	if err != nil {
-		return fmt.Errorf("add address range %s: %w", prefix, err)
+}
+
+// doing is Do with a description in the error.
+func (n *NS) doing(what string, f func() error) error {
+	if err := n.Do(f); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
 	}
 	return nil
 }
 
 func (n *NS) addressAndRaise(link string, addrs []netip.Prefix) error {
-	if err := n.Do(func() error { return addAddrs(link, addrs) }); err != nil {
-		return err
+	return n.Do(func() error {
+		if err := addAddrs(link, addrs); err != nil {
+			return err
+		}
+		if err := setLinkUp(device(link)); err != nil {
+			return err
+		}
+		return awaitLocal(addrs)
+	})
+}
+
+func setLinkUp(link *netlink.Device) error {
+	if err := netlink.LinkSetUp(link); err != nil {
+		return fmt.Errorf("set link %s up: %w", link.Name, err)
 	}
-	if err := n.Do(func() error { return netlink.LinkSetUp(device(link)) }); err != nil {
-		return fmt.Errorf("set link %s up: %w", link, err)
-	}
-	return n.Do(func() error { return awaitLocal(addrs) })
+	return nil
 }
 
 func addAddrs(link string, addrs []netip.Prefix) (err error) {
@@ -185,8 +188,8 @@ func addAddr(link string, prefix netip.Prefix) error {
 // awaitUp polls, since a notification could arrive before the subscription.
 func awaitUp(name string) error {
 	link := device(name)
-	if err := netlink.LinkSetUp(link); err != nil { // also looks up the index
-		return fmt.Errorf("set link %s up: %w", name, err)
+	if err := setLinkUp(link); err != nil { // also looks up the index
+		return err
 	}
 	return settle(func() error {
 		now, err := netlink.LinkByIndex(link.Attrs().Index)

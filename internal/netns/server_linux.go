@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"strconv"
@@ -23,20 +24,20 @@ type Server struct {
 
 	mu      sync.Mutex
 	closed  bool
-	sockets map[interface{ Close() error }]struct{} // guarded by mu
+	sockets map[io.Closer]struct{} // guarded by mu
 }
 
 // Serve starts a server inside a namespace, on all addresses and the given ports. Its
 // goroutines run until Close.
 func Serve(ctx context.Context, ns *NS, name string, ports ...uint16) (*Server, error) {
-	s := &Server{name: name, ns: ns, sockets: map[interface{ Close() error }]struct{}{}}
+	s := &Server{name: name, ns: ns, sockets: map[io.Closer]struct{}{}}
 	for _, port := range ports {
-		for _, family := range []struct{ digit, wildcard string }{{"4", "0.0.0.0"}, {"6", "::"}} {
+		for _, family := range []struct{ digit, wildcard, loopback string }{{"4", "0.0.0.0", "127.0.0.1"}, {"6", "::", "::1"}} {
 			address := net.JoinHostPort(family.wildcard, strconv.Itoa(int(port)))
 			if err := s.open(ctx, ns, family.digit, address); err != nil {
 				return nil, errors.Join(fmt.Errorf("serve as %s: %w", name, err), s.Close())
 			}
-			s.local = append(s.local, loopback(family.digit, port))
+			s.local = append(s.local, netip.AddrPortFrom(netip.MustParseAddr(family.loopback), port))
 		}
 	}
 	return s, nil
@@ -78,7 +79,7 @@ func (s *Server) open(ctx context.Context, ns *NS, digit, address string) error 
 }
 
 // keep registers a socket for Close; after Close it closes the socket at once.
-func (s *Server) keep(socket interface{ Close() error }) (kept bool) {
+func (s *Server) keep(socket io.Closer) (kept bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -89,7 +90,7 @@ func (s *Server) keep(socket interface{ Close() error }) (kept bool) {
 	return true
 }
 
-func (s *Server) drop(socket interface{ Close() error }) {
+func (s *Server) drop(socket io.Closer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if _, open := s.sockets[socket]; open {

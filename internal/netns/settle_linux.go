@@ -95,12 +95,10 @@ func loop(fd int) error {
 // receive repeats what the signals of the Go runtime interrupt.
 func receive(fd int, buffer []byte) error {
 	for {
-		_, err := unix.Read(fd, buffer)
-		if !errors.Is(err, unix.EINTR) {
-			if err != nil {
-				return fmt.Errorf("receive: %w", err)
-			}
+		if _, err := unix.Read(fd, buffer); err == nil {
 			return nil
+		} else if !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("receive: %w", err)
 		}
 	}
 }
@@ -113,14 +111,6 @@ func (s *Server) Settle(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// loopback returns the address where a server reaches itself.
-func loopback(digit string, port uint16) netip.AddrPort {
-	if digit == "4" {
-		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port)
-	}
-	return netip.AddrPortFrom(netip.IPv6Loopback(), port)
 }
 
 // errSilent is why a request ends that Settled has shown to have no answer.
@@ -138,9 +128,6 @@ func (o *AskOptions) dial(ctx context.Context, dialer *net.Dialer, network strin
 	control := dialer.Control
 	dialer.Control = func(network, address string, raw syscall.RawConn) error {
 		sockets <- raw
-		if control == nil {
-			return nil
-		}
 		return control(network, address, raw)
 	}
 	var (
@@ -184,12 +171,17 @@ func (o *AskOptions) silent(ctx context.Context, sockets <-chan syscall.RawConn,
 }
 
 // isSYNSent reports whether a socket has sent its SYN and heard nothing. A closed one has not.
-func isSYNSent(socket syscall.RawConn) (is bool) {
-	_ = socket.Control(func(fd uintptr) {
-		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
-		is = err == nil && info.State == unix.BPF_TCP_SYN_SENT
+func isSYNSent(socket syscall.RawConn) bool {
+	info, err := tcpInfo(socket)
+	return err == nil && info.State == unix.BPF_TCP_SYN_SENT
+}
+
+func tcpInfo(socket syscall.RawConn) (info *unix.TCPInfo, err error) {
+	err = control(socket, func(fd int) (err error) {
+		info, err = unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+		return err
 	})
-	return is
+	return info, err
 }
 
 // heard returns nil if a datagram waits in the queue of a socket, the error that a packet brought, or errSilent.
@@ -202,11 +194,12 @@ func heard(conn net.Conn) error {
 	if err != nil {
 		return fmt.Errorf("peek: %w", err)
 	}
-	controlErr := raw.Control(func(fd uintptr) {
-		_, _, err = unix.Recvfrom(int(fd), make([]byte, 1), unix.MSG_PEEK|unix.MSG_DONTWAIT)
+	err = control(raw, func(fd int) error {
+		_, _, err := unix.Recvfrom(fd, make([]byte, 1), unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		return err
 	})
 	if errors.Is(err, unix.EAGAIN) {
 		return errSilent
 	}
-	return errors.Join(err, controlErr)
+	return err
 }

@@ -16,30 +16,24 @@ import (
 
 // Listen opens a listening socket inside the namespace, at a numeric address.
 func (n *NS) Listen(ctx context.Context, network, address string) (listener net.Listener, err error) {
-	err = n.Do(func() error {
+	err = n.doing(fmt.Sprintf("listen on %s %s", network, address), func() (err error) {
 		var config net.ListenConfig
 		config.SetMultipathTCP(false) // so that each connection has one conntrack entry
 		listener, err = config.Listen(ctx, network, address)
 		return err
 	})
-	if err != nil {
-		return nil, fmt.Errorf("listen on %s %s: %w", network, address, err)
-	}
-	return listener, nil
+	return listener, err
 }
 
 // ListenPacket opens a datagram socket inside the namespace, at a numeric address. A UDP
 // socket reports the destination of each datagram in a control message.
 func (n *NS) ListenPacket(ctx context.Context, network, address string) (conn net.PacketConn, err error) {
-	err = n.Do(func() error {
+	err = n.doing(fmt.Sprintf("listen on %s %s", network, address), func() (err error) {
 		config := net.ListenConfig{Control: reportDestination}
 		conn, err = config.ListenPacket(ctx, network, address)
 		return err
 	})
-	if err != nil {
-		return nil, fmt.Errorf("listen on %s %s: %w", network, address, err)
-	}
-	return conn, nil
+	return conn, err
 }
 
 // Dial connects to a numeric address from inside the namespace.
@@ -136,9 +130,12 @@ func reuseAddress(_, _ string, raw syscall.RawConn) error {
 }
 
 func setOption(raw syscall.RawConn, level, option int) error {
-	var err error
-	set := func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, 1) }
-	if controlErr := raw.Control(set); controlErr != nil {
+	return control(raw, func(fd int) error { return unix.SetsockoptInt(fd, level, option, 1) })
+}
+
+// control calls a function with the file descriptor of a socket, and returns its error.
+func control(raw syscall.RawConn, do func(fd int) error) (err error) {
+	if controlErr := raw.Control(func(fd uintptr) { err = do(int(fd)) }); controlErr != nil {
 		return controlErr
 	}
 	return err
