@@ -15,9 +15,12 @@ const Timeout = time.Minute
 const firstPause, longestPause = time.Millisecond, 50 * time.Millisecond
 
 // Soon waits for a condition, and returns whether it held within Timeout.
-func Soon(holds func() bool) bool {
+func Soon(holds func() bool) bool { return Within(Timeout, holds) }
+
+// Within is Soon with a timeout.
+func Within(timeout time.Duration, holds func() bool) bool {
 	pause := firstPause
-	for deadline := time.Now().Add(Timeout); !holds(); pause = min(2*pause, longestPause) {
+	for deadline := time.Now().Add(timeout); !holds(); pause = min(2*pause, longestPause) {
 		if time.Now().After(deadline) {
 			return false
 		}

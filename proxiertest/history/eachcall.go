@@ -2,9 +2,7 @@ package history
 
 import (
 	"math/rand/v2"
-	"os"
 	"slices"
-	"strconv"
 	"testing"
 )
 
@@ -20,14 +18,7 @@ import (
 // and fewer of the later ones; each run draws others.
 func TestEachCall(t *testing.T, planes Planes) {
 	t.Helper()
-	seed := newSeed()
-	if text := os.Getenv(seedVariable); text != "" {
-		n, err := strconv.ParseUint(text, 10, 64)
-		if err != nil {
-			t.Fatalf("read %s: %v", seedVariable, err)
-		}
-		seed = n
-	}
+	seed, _ := seeds(t, 1)
 	d := dice{rand.New(rand.NewPCG(seed, 21))}
 	t.Logf("to run the same again: %s=%d go test -run '%s'", seedVariable, seed, t.Name())
 	plane, fresh := planes(t, seed)

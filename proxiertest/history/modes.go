@@ -34,9 +34,8 @@ func (r *run) unmix(ctx context.Context) error {
 	if !ok || !r.mixed {
 		return nil
 	}
-	var last error
-	if !r.soon(func() bool { last = r.life.Sync(ctx); return last == nil }) {
-		return fmt.Errorf("the first sync of an engine after another: %w", last)
+	if err := r.soonNil(func() error { return r.life.Sync(ctx) }); err != nil {
+		return fmt.Errorf("the first sync of an engine after another: %w", err)
 	}
 	err := r.whenFree(func() error { return plane.CleanOthers(ctx) })
 	r.mixed = err != nil

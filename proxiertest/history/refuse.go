@@ -96,12 +96,8 @@ func (e refusing) Apply(ctx context.Context, u desired.Update) (proxier.Result, 
 // failures wait, for a full sync.
 func (r *run) endRefusals() error {
 	r.life.refusals.end(false)
-	var last error
-	if !r.soon(func() bool {
-		last = mustHaveTried(r.life.Status())
-		return last == nil
-	}) {
-		return fmt.Errorf("not all is tried again within %v: %w", r.patience, last)
+	if err := r.soonNil(func() error { return mustHaveTried(r.life.Status()) }); err != nil {
+		return fmt.Errorf("not all is tried again within %v: %w", r.patience, err)
 	}
 	r.life.quiet()
 	if !r.life.refusals.end(true) {

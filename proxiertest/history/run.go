@@ -15,6 +15,8 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 	"github.com/serviceplane/serviceplane/runner"
@@ -166,6 +168,11 @@ func (r *run) reviveOrStart(ctx context.Context, s *Step) error {
 	case r.life == nil && (s.Kind == SetService || s.Kind == SetSlice || s.Kind == SetNode):
 		return nil
 	}
+	return r.replace(ctx)
+}
+
+// replace ends the process, if there is one, and starts another.
+func (r *run) replace(ctx context.Context) error {
 	if err := r.end(); err != nil {
 		return err
 	}
@@ -266,9 +273,9 @@ func (nobody) OnNodeChange(changetracker.Node)                     {}
 func (r *run) newLife(ctx context.Context, calls *Calls, side *side, engines map[v1.IPFamily]proxier.Engine) (*life, error) {
 	config := r.config
 	config.Node = r.objects.Node
-	deps := proxier.Deps{Conntrack: side.conntrack(), Health: side, Announcer: side, Observer: side}
-	if hasSockets(r.plane) {
-		deps.Conntrack = nil
+	deps := proxier.Deps{Health: side, Announcer: side, Observer: side}
+	if !hasSockets(r.plane) {
+		deps.Conntrack = &proxier.Conntrack{Tracks: func(p desired.Protocol) bool { return p == desired.UDP }, Clean: side.clean}
 	}
 	p, err := proxier.New(config, deps, engines)
 	if err != nil {
@@ -345,10 +352,7 @@ func (l *life) end() error {
 // restart ends the process and starts another. If everything was settled, that one must write
 // nothing.
 func (r *run) restart(ctx context.Context, settled bool) error {
-	if err := r.end(); err != nil {
-		return err
-	}
-	if err := r.start(ctx); err != nil || !settled {
+	if err := r.replace(ctx); err != nil || !settled {
 		return err
 	}
 	if err := r.whenFree(func() error { return proxiertest.Sync(ctx, r.life) }); err != nil {
@@ -453,10 +457,7 @@ func (r *run) settle(ctx context.Context, ask bool) error {
 // endFaults cancels all interventions. If one has just killed the process, another one starts.
 func (r *run) endFaults(ctx context.Context) error {
 	for r.life.calls.cancel(); r.life.calls.Dead(); r.life.calls.cancel() {
-		if err := r.end(); err != nil {
-			return err
-		}
-		if err := r.start(ctx); err != nil {
+		if err := r.replace(ctx); err != nil {
 			return err
 		}
 	}
@@ -491,31 +492,27 @@ func (r *run) whenFree(do func() error) (err error) {
 }
 
 // soon waits until a condition holds.
-func (r *run) soon(holds func() bool) bool {
-	pause := time.Millisecond
-	for deadline := time.Now().Add(r.patience); !holds(); pause = min(2*pause, 50*time.Millisecond) {
-		if time.Now().After(deadline) {
-			return false
-		}
-		<-time.After(pause)
-	}
-	return true
+func (r *run) soon(holds func() bool) bool { return poll.Within(r.patience, holds) }
+
+// soonNil waits until check returns nil, and returns its last error.
+func (r *run) soonNil(check func() error) (err error) {
+	r.soon(func() bool { err = check(); return err == nil })
+	return err
 }
 
 // difference lists the lines that only one of two texts has.
 func difference(got, want string) string {
 	have, need := strings.Split(got, "\n"), strings.Split(want, "\n")
 	var text strings.Builder
-	for _, line := range have {
-		if !slices.Contains(need, line) {
-			text.WriteString("unexpected: " + line + "\n")
+	list := func(what string, lines, others []string) {
+		for _, line := range lines {
+			if !slices.Contains(others, line) {
+				text.WriteString(what + ": " + line + "\n")
+			}
 		}
 	}
-	for _, line := range need {
-		if !slices.Contains(have, line) {
-			text.WriteString("missing: " + line + "\n")
-		}
-	}
+	list("unexpected", have, need)
+	list("missing", need, have)
 	if text.Len() == 0 && got != want {
 		text.WriteString("the same lines, but some more often\n")
 	}

@@ -27,33 +27,33 @@ type side struct {
 	calls *Calls
 	flows *flows
 
-	mu        sync.Mutex // guards all below
-	wrong     error
-	written   int
-	deleted   int // flows
-	reported  int // deleted flows
-	last      map[v1.IPFamily]proxier.SyncReport
-	triggers  map[v1.IPFamily]map[time.Time]bool
-	health    map[v1.IPFamily]*healthTable
-	announced map[v1.IPFamily]map[desired.Key]proxier.Announcement
+	mu       sync.Mutex // guards all below
+	wrong    error
+	written  int
+	deleted  int // flows
+	reported int // deleted flows
+	families map[v1.IPFamily]*familySide
 }
 
-type healthTable struct {
-	ports map[types.NamespacedName]uint16
-	local map[types.NamespacedName]int
-	full  int
+// familySide is the part of one IP family.
+type familySide struct {
+	last      proxier.SyncReport
+	triggers  map[time.Time]bool
+	health    map[types.NamespacedName]healthCheck
+	announced map[desired.Key]proxier.Announcement
+}
+
+type healthCheck struct {
+	port  uint16
+	local int // endpoints
 }
 
 func newSide(calls *Calls, flows *flows) *side {
-	s := &side{
-		Health: proxier.NoHealth(), calls: calls, flows: flows,
-		last: map[v1.IPFamily]proxier.SyncReport{}, triggers: map[v1.IPFamily]map[time.Time]bool{},
-		health: map[v1.IPFamily]*healthTable{}, announced: map[v1.IPFamily]map[desired.Key]proxier.Announcement{},
-	}
+	s := &side{Health: proxier.NoHealth(), calls: calls, flows: flows, families: map[v1.IPFamily]*familySide{}}
 	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
-		s.health[family] = &healthTable{ports: map[types.NamespacedName]uint16{}, local: map[types.NamespacedName]int{}}
-		s.announced[family] = map[desired.Key]proxier.Announcement{}
-		s.triggers[family] = map[time.Time]bool{}
+		s.families[family] = &familySide{
+			triggers: map[time.Time]bool{}, health: map[types.NamespacedName]healthCheck{}, announced: map[desired.Key]proxier.Announcement{},
+		}
 	}
 	return s
 }
@@ -70,12 +70,13 @@ func (s *side) ObserveSync(r proxier.SyncReport) {
 	defer s.mu.Unlock()
 	s.written += r.Apply.Writes
 	s.reported += r.FlowsDeleted
-	s.last[r.Family] = r
+	of := s.families[r.Family]
+	of.last = r
 	for _, at := range r.Triggers {
-		if s.triggers[r.Family][at] {
+		if of.triggers[at] {
 			s.wrong = errors.Join(s.wrong, fmt.Errorf("%s: the trigger of %v is reported again", r.Family, at))
 		}
-		s.triggers[r.Family][at] = true
+		of.triggers[at] = true
 	}
 }
 
@@ -83,19 +84,15 @@ func (s *side) ObserveSync(r proxier.SyncReport) {
 func (s *side) Update(family v1.IPFamily, u proxier.HealthUpdate) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	t := s.health[family]
+	checks := s.families[family].health
 	if u.Full {
-		clear(t.ports)
-		clear(t.local)
-		t.full++
+		clear(checks)
 	} else if len(u.Ports) == 0 {
 		s.wrong = errors.Join(s.wrong, errors.New("an update of health checks changes nothing"))
 	}
 	for name, port := range u.Ports {
-		delete(t.ports, name)
-		delete(t.local, name)
-		if port != 0 {
-			t.ports[name], t.local[name] = port, u.LocalEndpoints[name]
+		if delete(checks, name); port != 0 {
+			checks[name] = healthCheck{port, u.LocalEndpoints[name]}
 		}
 	}
 }
@@ -107,10 +104,10 @@ func (s *side) Announce(_ context.Context, family v1.IPFamily, list []proxier.An
 			if a.Port.Name != a.Name {
 				s.wrong = errors.Join(s.wrong, fmt.Errorf("the port of %v is %v", a, a.Port))
 			}
-			if s.announced[family][a.Key] == a && s.calls.happened() == 0 {
+			if s.families[family].announced[a.Key] == a && s.calls.happened() == 0 {
 				s.wrong = errors.Join(s.wrong, fmt.Errorf("%v is announced again", a))
 			}
-			s.announced[family][a.Key] = a
+			s.families[family].announced[a.Key] = a
 		}
 	})
 }
@@ -119,10 +116,10 @@ func (s *side) Announce(_ context.Context, family v1.IPFamily, list []proxier.An
 func (s *side) Withdraw(_ context.Context, family v1.IPFamily, list []proxier.Announcement) error {
 	return s.announcing(func() {
 		for _, a := range list {
-			if _, ok := s.announced[family][a.Key]; !ok && s.calls.happened() == 0 {
+			if _, ok := s.families[family].announced[a.Key]; !ok && s.calls.happened() == 0 {
 				s.wrong = errors.Join(s.wrong, fmt.Errorf("%v is withdrawn, but not announced", a))
 			}
-			delete(s.announced[family], a.Key)
+			delete(s.families[family].announced, a.Key)
 		}
 	})
 }
@@ -136,15 +133,8 @@ func (s *side) announcing(do func()) error {
 	})
 }
 
-// Tracks implements proxier.Conntrack.
-func (s *side) Tracks(p desired.Protocol) bool { return p == desired.UDP }
-
-func (s *side) conntrack() *proxier.Conntrack {
-	return &proxier.Conntrack{Tracks: s.Tracks, Clean: s.Clean}
-}
-
-// Clean implements proxier.Conntrack.
-func (s *side) Clean(_ context.Context, family v1.IPFamily, check desired.FlowCheck) (deleted int, err error) {
+// clean is that of proxier.Conntrack.
+func (s *side) clean(_ context.Context, family v1.IPFamily, check desired.FlowCheck) (deleted int, err error) {
 	err = s.calls.Do(func() error {
 		deleted = s.flows.clean(family, &check)
 		s.mu.Lock()
@@ -206,12 +196,12 @@ func (f *flows) isStale(k flowKey, check *desired.FlowCheck) bool {
 			return check.Frontends[i].Stale(&flow)
 		}
 	}
-	for _, cidr := range check.ServiceCIDRs {
-		if k.key.VIP.IsValid() && cidr.Contains(k.key.VIP) {
-			return true
-		}
-	}
-	return false
+	return inAny(check.ServiceCIDRs, k.key.VIP)
+}
+
+// inAny is false for the VIP of a node port, which is no address.
+func inAny(cidrs []netip.Prefix, vip netip.Addr) bool {
+	return slices.ContainsFunc(cidrs, func(cidr netip.Prefix) bool { return cidr.Contains(vip) })
 }
 
 // note records which flows the present objects make stale.
@@ -241,7 +231,7 @@ func (f *flows) check(e *expected) (err error) {
 	defer f.mu.Unlock()
 	next := e.flows()
 	for k := range f.there {
-		unknown := f.another && (!k.key.VIP.IsValid() || !inAny(k.key.VIP)) && !e.has(k)
+		unknown := f.another && !inAny(serviceCIDRs(), k.key.VIP) && !e.has(k)
 		if _, serves := next[k]; !serves && !unknown {
 			err = errors.Join(err, fmt.Errorf("the flow %v is stale and was not deleted", k))
 		}
@@ -254,15 +244,6 @@ func (f *flows) check(e *expected) (err error) {
 	}
 	f.there, f.began, f.stale, f.another = next, maps.Clone(next), map[flowKey]bool{}, false
 	return err
-}
-
-func inAny(a netip.Addr) bool {
-	for _, cidr := range serviceCIDRs() {
-		if cidr.Contains(a) {
-			return true
-		}
-	}
-	return false
 }
 
 // expected is what the objects require beside the kernel.
@@ -340,23 +321,22 @@ func (r *run) checkSide(ctx context.Context) error {
 		err = r.flows.check(e)
 	}
 	have, want := r.life.side, e.side
-	var reported error
-	r.soon(func() bool { // a repair may still run
-		reported = errors.Join(have.checkReports(want), checkStatus(r.life.Status(), e.status, r.life.told))
-		return reported == nil
+	reported := r.soonNil(func() error { // a repair may still run
+		return errors.Join(have.checkReports(want), checkStatus(r.life.Status(), e.status, r.life.told))
 	})
 	have.mu.Lock()
 	defer have.mu.Unlock()
 	err = errors.Join(err, have.wrong, reported)
-	for family := range have.health {
-		if h, w := have.health[family], want.health[family]; !maps.Equal(h.ports, w.ports) || !maps.Equal(h.local, w.local) {
-			err = errors.Join(err, fmt.Errorf("%s: health checks are %+v, want %+v", family, *h, *w))
+	same := func(a, b proxier.Announcement) bool {
+		return a.Key == b.Key && a.Kind == b.Kind && a.Name == b.Name && a.Port.Equal(b.Port)
+	}
+	for family, h := range have.families {
+		w := want.families[family]
+		if !maps.Equal(h.health, w.health) {
+			err = errors.Join(err, fmt.Errorf("%s: health checks are %+v, want %+v", family, h.health, w.health))
 		}
-		same := func(a, b proxier.Announcement) bool {
-			return a.Key == b.Key && a.Kind == b.Kind && a.Name == b.Name && a.Port.Equal(b.Port)
-		}
-		if h, w := have.announced[family], want.announced[family]; !maps.EqualFunc(h, w, same) {
-			err = errors.Join(err, fmt.Errorf("%s: announced is %v, want %v", family, h, w))
+		if !maps.EqualFunc(h.announced, w.announced, same) {
+			err = errors.Join(err, fmt.Errorf("%s: announced is %v, want %v", family, h.announced, w.announced))
 		}
 	}
 	return err
@@ -369,8 +349,8 @@ func (s *side) checkReports(want *side) (err error) {
 	if s.calls.happened() == 0 && s.deleted != s.reported {
 		err = fmt.Errorf("%d flows were deleted, %d are reported", s.deleted, s.reported)
 	}
-	for family, w := range want.last {
-		h := s.last[family]
+	for family, of := range s.families {
+		h, w := of.last, want.families[family].last
 		if h.ServicePorts != w.ServicePorts || h.Failed != 0 || h.Err != nil || h.Changes != 0 ||
 			h.NoLocalInternal != w.NoLocalInternal || h.NoLocalExternal != w.NoLocalExternal {
 			err = errors.Join(err, fmt.Errorf("%s: the report of an idle sync is %+v, want the counts of %+v", family, h, w))

@@ -12,12 +12,8 @@ import (
 
 // mustVerify: Verify finds nothing when the kernel is right. What drains may end meanwhile, if
 // another program has changed it.
-func (r *run) mustVerify(ctx context.Context) (err error) {
-	r.soon(func() bool {
-		err = r.verify(ctx)
-		return err == nil
-	})
-	return err
+func (r *run) mustVerify(ctx context.Context) error {
+	return r.soonNil(func() error { return r.verify(ctx) })
 }
 
 func (r *run) verify(ctx context.Context) error {
