@@ -35,12 +35,7 @@ func ReadManifest(tb testing.TB, path string, options ...string) (all []runtime.
 	for _, option := range options {
 		text = strings.ReplaceAll(text, "# OPTION "+option+": ", "")
 	}
-	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{v1.AddToScheme, apps.AddToScheme, rbac.AddToScheme, coordination.AddToScheme} {
-		if err := add(scheme); err != nil {
-			tb.Fatal(err)
-		}
-	}
+	scheme := newScheme(tb, v1.AddToScheme, apps.AddToScheme, rbac.AddToScheme, coordination.AddToScheme)
 	decoder := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
 	for document := range strings.SplitSeq(text, "\n---\n") {
 		object, _, err := decoder.Decode([]byte(document), nil, nil)
@@ -202,14 +197,20 @@ func (a *Account) Kubeconfig(tb testing.TB) string {
 // listener, it opens one on 127.0.0.1.
 func (a *Account) Serve(tb testing.TB, l net.Listener) string {
 	tb.Helper()
-	server := httptest.NewUnstartedServer(a)
+	server, stop := ServeAt(l, a)
+	tb.Cleanup(stop)
+	return server.URL
+}
+
+// ServeAt serves at a listener until stop. Without a listener, it opens one on 127.0.0.1.
+func ServeAt(l net.Listener, handler http.Handler) (server *httptest.Server, stop func()) {
+	server = httptest.NewUnstartedServer(handler)
 	if l != nil {
 		_ = server.Listener.Close()
 		server.Listener = l
 	}
 	server.Start()
-	tb.Cleanup(func() { server.CloseClientConnections(); server.Close() })
-	return server.URL
+	return server, func() { server.CloseClientConnections(); server.Close() }
 }
 
 // ExpectExact waits until every right was used, and fails the test if a request was refused.

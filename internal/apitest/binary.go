@@ -28,18 +28,25 @@ type binary struct {
 
 func newBinary(tb testing.TB) *binary {
 	tb.Helper()
+	scheme := newScheme(tb, v1.AddToScheme, discovery.AddToScheme, networking.AddToScheme)
+	return &binary{scheme, protobuf.NewSerializer(scheme, scheme), protobuf.NewRawSerializer(scheme, scheme)}
+}
+
+// newScheme returns the types of API groups.
+func newScheme(tb testing.TB, groups ...func(*runtime.Scheme) error) *runtime.Scheme {
+	tb.Helper()
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{v1.AddToScheme, discovery.AddToScheme, networking.AddToScheme} {
+	for _, add := range groups {
 		if err := add(scheme); err != nil {
 			tb.Fatal(err)
 		}
 	}
-	return &binary{scheme, protobuf.NewSerializer(scheme, scheme), protobuf.NewRawSerializer(scheme, scheme)}
+	return scheme
 }
 
 // binaryFor returns nil if the client gets JSON.
 func (s *Server) binaryFor(r *http.Request, resource Resource) *binary {
-	if s.binary == nil || !strings.Contains(r.Header.Get("Accept"), runtime.ContentTypeProtobuf) || !s.binary.scheme.Recognizes(resource.GroupVersionKind) {
+	if !s.options.Protobuf || !strings.Contains(r.Header.Get("Accept"), runtime.ContentTypeProtobuf) || !s.binary.scheme.Recognizes(resource.GroupVersionKind) {
 		return nil
 	}
 	return s.binary

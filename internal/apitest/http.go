@@ -83,9 +83,13 @@ func parseSelection(query url.Values) (selection, error) {
 
 func answerStatus(w http.ResponseWriter, err *apierrors.StatusError) {
 	status := statusOf(err)
+	answerJSON(w, int(status.Code), status)
+}
+
+func answerJSON(w http.ResponseWriter, code int, answer any) {
 	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(int(status.Code))
-	_ = json.NewEncoder(w).Encode(status) // the client may be gone
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(answer) // the client may be gone
 }
 
 // statusOf returns an error as an object for clients.
@@ -112,8 +116,7 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request, resource Resource,
 	answer := list{Items: items}
 	answer.APIVersion, answer.Kind = resource.GroupVersion().WithKind(resource.Kind + "List").ToAPIVersionAndKind()
 	answer.ResourceVersion = strconv.FormatUint(version, 10)
-	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(answer) // the client may be gone
+	answerJSON(w, http.StatusOK, answer)
 }
 
 // selected returns the objects that match, in the order of their names, and their version.
@@ -122,8 +125,8 @@ func (s *Server) selected(resource string, wanted selection) ([]runtime.Object, 
 	defer s.mu.Unlock()
 	items := []runtime.Object{}
 	for _, name := range slices.Sorted(maps.Keys(s.stored[resource])) {
-		if object := s.stored[resource][name]; wanted.matches(object) {
-			items = append(items, object)
+		if o := s.stored[resource][name]; wanted.matches(o) {
+			items = append(items, o)
 		}
 	}
 	return items, s.version

@@ -45,18 +45,9 @@ func ServiceImport(namespace, name string) *unstructured.Unstructured {
 
 // resourceOf returns the resource of an object.
 func (s *Server) resourceOf(object runtime.Object) (Resource, bool) {
-	kind := object.GetObjectKind().GroupVersionKind()
-	switch object.(type) { // whose kind is often not set
-	case *v1.Service:
-		kind = v1.SchemeGroupVersion.WithKind("Service")
-	case *v1.Node:
-		kind = v1.SchemeGroupVersion.WithKind("Node")
-	case *v1.Pod:
-		kind = v1.SchemeGroupVersion.WithKind("Pod")
-	case *discovery.EndpointSlice:
-		kind = discovery.SchemeGroupVersion.WithKind("EndpointSlice")
-	case *networking.ServiceCIDR:
-		kind = networking.SchemeGroupVersion.WithKind("ServiceCIDR")
+	kind := object.GetObjectKind().GroupVersionKind() // which is often not set
+	if kinds, _, err := s.binary.scheme.ObjectKinds(object); err == nil {
+		kind = kinds[0]
 	}
 	i := slices.IndexFunc(s.resources, func(r Resource) bool { return r.GroupVersionKind == kind })
 	if i < 0 {

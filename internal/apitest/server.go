@@ -18,7 +18,6 @@ import (
 	"testing"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/serviceplane/serviceplane/internal/poll"
 )
@@ -54,14 +53,14 @@ type Server struct {
 	options   Options
 	address   string
 	resources []Resource
-	binary    *binary    // nil without Protobuf
+	binary    *binary
 	writing   sync.Mutex // held while a client's request for one object is answered
 
 	mu        sync.Mutex // guards all below, except serving
 	version   uint64
-	oldest    uint64                               // the first version that a watch may start from
-	compacted uint64                               // the version of the last change that Compact dropped
-	stored    map[string]map[string]runtime.Object // by resource and by namespace/name
+	oldest    uint64                      // the first version that a watch may start from
+	compacted uint64                      // the version of the last change that Compact dropped
+	stored    map[string]map[string]entry // by resource and by namespace/name
 	history   []change
 	changed   chan struct{} // closed at the next change
 	requests  []string
@@ -81,10 +80,7 @@ func New(tb testing.TB, o Options) *Server {
 	}
 	s := &Server{
 		options: o, address: o.Listener.Addr().String(), resources: slices.Concat(builtin(), o.Resources), version: 1, // clients use 0 for any version
-		stored: map[string]map[string]runtime.Object{}, changed: make(chan struct{}),
-	}
-	if o.Protobuf {
-		s.binary = newBinary(tb)
+		stored: map[string]map[string]entry{}, changed: make(chan struct{}), binary: newBinary(tb),
 	}
 	if o.Listen == nil {
 		s.options.Listen = func() (net.Listener, error) { return listenAgain(s.address) }

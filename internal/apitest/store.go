@@ -5,28 +5,31 @@ import (
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
+// entry is what the store has.
+type entry interface {
+	runtime.Object
+	metav1.Object
+}
+
 // change is a change of one object. Before is nil for a new object, after for a deleted one.
 type change struct {
 	version       uint64
 	resource      string
-	before, after runtime.Object
+	before, after entry
 }
 
 // lastSeen returns the object before the change, with the version of the change: a client
 // continues from the version of the last object that it received.
-func (c change) lastSeen() runtime.Object {
-	object := c.before.DeepCopyObject()
-	if accessor, err := meta.Accessor(object); err == nil {
-		accessor.SetResourceVersion(strconv.FormatUint(c.version, 10))
-	}
-	return object
+func (c change) lastSeen() entry {
+	copied, _ := c.before.DeepCopyObject().(entry) // it has the same type
+	copied.SetResourceVersion(strconv.FormatUint(c.version, 10))
+	return copied
 }
 
 // Version returns the version of the last change.
@@ -55,23 +58,21 @@ func (s *Server) Delete(tb testing.TB, objects ...runtime.Object) {
 }
 
 // prepare returns a copy of an object for the store.
-func (s *Server) prepare(tb testing.TB, object runtime.Object) (resource, name string, stored runtime.Object) {
+func (s *Server) prepare(tb testing.TB, given runtime.Object) (resource, name string, stored entry) {
 	tb.Helper()
-	r, ok := s.resourceOf(object)
+	r, ok := s.resourceOf(given)
 	if !ok {
-		tb.Fatalf("%T: no such resource", object)
+		tb.Fatalf("%T: no such resource", given)
 	}
-	stored = object.DeepCopyObject()
+	if stored, ok = given.DeepCopyObject().(entry); !ok {
+		tb.Fatalf("%T: it has no metadata", given)
+	}
 	stored.GetObjectKind().SetGroupVersionKind(r.GroupVersionKind)
-	accessor, err := meta.Accessor(stored)
-	if err != nil {
-		tb.Fatalf("%T: %v", object, err)
-	}
-	return r.Name, accessor.GetNamespace() + "/" + accessor.GetName(), stored
+	return r.Name, stored.GetNamespace() + "/" + stored.GetName(), stored
 }
 
 // change stores an object, or deletes it if after is nil, and wakes the watches.
-func (s *Server) change(resource, name string, after runtime.Object) {
+func (s *Server) change(resource, name string, after entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before := s.stored[resource][name]
@@ -80,14 +81,12 @@ func (s *Server) change(resource, name string, after runtime.Object) {
 	}
 	s.version++
 	if s.stored[resource] == nil {
-		s.stored[resource] = map[string]runtime.Object{}
+		s.stored[resource] = map[string]entry{}
 	}
 	if after == nil {
 		delete(s.stored[resource], name)
 	} else {
-		if accessor, err := meta.Accessor(after); err == nil {
-			accessor.SetResourceVersion(strconv.FormatUint(s.version, 10))
-		}
+		after.SetResourceVersion(strconv.FormatUint(s.version, 10))
 		s.stored[resource][name] = after
 	}
 	s.history = append(s.history, change{version: s.version, resource: resource, before: before, after: after})
@@ -121,20 +120,13 @@ type selection struct {
 	fields    fields.Selector
 }
 
-func (s selection) matches(object runtime.Object) bool {
-	if object == nil {
+func (s selection) matches(o entry) bool {
+	if o == nil || s.namespace != "" && s.namespace != o.GetNamespace() {
 		return false
 	}
-	accessor, err := meta.Accessor(object)
-	if err != nil {
-		return false
-	}
-	if s.namespace != "" && s.namespace != accessor.GetNamespace() {
-		return false
-	}
-	set := fields.Set{metav1.ObjectNameField: accessor.GetName()}
-	if service, ok := object.(*v1.Service); ok {
+	set := fields.Set{metav1.ObjectNameField: o.GetName()}
+	if service, ok := o.(*v1.Service); ok {
 		set["spec.clusterIP"] = service.Spec.ClusterIP
 	}
-	return s.labels.Matches(labels.Set(accessor.GetLabels())) && s.fields.Matches(set)
+	return s.labels.Matches(labels.Set(o.GetLabels())) && s.fields.Matches(set)
 }

@@ -1,7 +1,6 @@
 package apitest
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -56,11 +55,11 @@ func (s *Server) object(w http.ResponseWriter, r *http.Request, t target) {
 		s.change(t.Name, t.key(), after)
 		answer = after
 	}
-	w.Header().Set("Content-Type", "application/json")
+	code := http.StatusOK
 	if r.Method == http.MethodPost {
-		w.WriteHeader(http.StatusCreated)
+		code = http.StatusCreated
 	}
-	_ = json.NewEncoder(w).Encode(answer) // the client may be gone
+	answerJSON(w, code, answer)
 }
 
 // readObject returns the object in a request; it is empty if there is none.
@@ -77,11 +76,11 @@ func readObject(r *http.Request) (*unstructured.Unstructured, error) {
 func (s *Server) current(t target) (*unstructured.Unstructured, *apierrors.StatusError) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	object := s.stored[t.Name][t.key()]
-	if object == nil {
+	stored := s.stored[t.Name][t.key()]
+	if stored == nil {
 		return nil, nil
 	}
-	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(stored)
 	if err != nil {
 		return nil, apierrors.NewInternalError(err)
 	}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"net/netip"
 	"strconv"
 	"sync"
@@ -105,14 +104,11 @@ func (f *Fleet) add(tb testing.TB, l net.Listener) {
 	running.Go(func() { _ = n.proxy.Run(ctx) })
 	running.Go(func() { _ = informer.Run(ctx, &rest.Config{Host: f.URL()}, n.proxy, informer.Options{NodeName: name}) })
 	handler := programmed.Handler(name, n.proxy)
-	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	_, stopServer := apitest.ServeAt(l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n.count(r.URL.Query()["endpoint"])
 		handler.ServeHTTP(w, r)
 	}))
-	_ = server.Listener.Close()
-	server.Listener = l
-	server.Start()
-	n.Stop = sync.OnceFunc(func() { server.CloseClientConnections(); server.Close(); stop(); running.Wait() })
+	n.Stop = sync.OnceFunc(func() { stopServer(); stop(); running.Wait() })
 	tb.Cleanup(n.Stop)
 	f.Nodes = append(f.Nodes, n)
 }
