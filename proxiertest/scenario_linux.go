@@ -41,6 +41,16 @@ func packets(name, rule string, setup setup, services []service, probes ...[]pro
 	return scenario{name: name, rule: rule, setup: setup, services: services, probes: slices.Concat(probes...)}
 }
 
+// checks returns a scenario that checks each family and network.
+func checks(name, rule string, check checker, services ...service) scenario {
+	return scenario{name: name, rule: rule, check: check, services: services}
+}
+
+// plays returns a scenario that runs a function.
+func plays(name, rule string, play func(context.Context, *testing.T, *stage), services ...service) scenario {
+	return scenario{name: name, rule: rule, play: play, services: services}
+}
+
 // over limits a scenario to networks.
 func (sc scenario) over(networks ...string) scenario {
 	sc.networks = networks

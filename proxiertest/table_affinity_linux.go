@@ -27,37 +27,18 @@ func affinityScenarios(f Features) []scenario {
 	if f.AffinityOutlivesTimeout {
 		outlived = []string{"udp"}
 	}
+	anywhere := sticky(longAffinity, ready(pod0, pod1, remote0))
 	return []scenario{
-		{
-			name: "PKT-60", rule: "With session affinity, a client reaches the same endpoint through every frontend of a service port.",
-			services: []service{sticky(longAffinity, ready(pod0, pod1, remote0))},
-			check:    checkStickiness,
-		},
-		{
-			name: "PKT-60/timeout", rule: "Session affinity ends after the timeout without a connection; every connection restarts the timeout.",
-			services: []service{sticky(shortAffinity, ready(pod0, pod1, remote0))},
-			networks: outlived, check: checkTimeout,
-		},
-		{
-			name: "PKT-60/ports", rule: "Each port of a Service has session affinity of its own.",
-			services: []service{sticky(longAffinity, ready(pod0, pod1, remote0))},
-			play:     playPortsApart,
-		},
-		{
-			name: "PKT-61", rule: "A client whose endpoint is gone gets another one, and stays there; other clients stay where they are.",
-			services: []service{sticky(longAffinity, ready(pod0, pod1, remote0))},
-			play:     playLostEndpoint,
-		},
-		{
-			name: "PKT-61/policy", rule: "Session affinity never sends a client to an endpoint that the traffic policy excludes.",
-			services: []service{sticky(longAffinity, ready(pod1, remote0, remote1), ExternalPolicyLocal())},
-			check:    checkPolicyOverAffinity,
-		},
-		{
-			name: "PKT-62", rule: "All processes with one source address are one client.",
-			services: []service{sticky(longAffinity, ready(pod0, pod1, remote0))},
-			check:    checkSharedAddress,
-		},
+		checks("PKT-60", "With session affinity, a client reaches the same endpoint through every frontend of a service port.",
+			checkStickiness, anywhere),
+		checks("PKT-60/timeout", "Session affinity ends after the timeout without a connection; every connection restarts the timeout.",
+			checkTimeout, sticky(shortAffinity, ready(pod0, pod1, remote0))).over(outlived...),
+		plays("PKT-60/ports", "Each port of a Service has session affinity of its own.", playPortsApart, anywhere),
+		plays("PKT-61", "A client whose endpoint is gone gets another one, and stays there; other clients stay where they are.",
+			playLostEndpoint, anywhere),
+		checks("PKT-61/policy", "Session affinity never sends a client to an endpoint that the traffic policy excludes.",
+			checkPolicyOverAffinity, sticky(longAffinity, ready(pod1, remote0, remote1), ExternalPolicyLocal())),
+		checks("PKT-62", "All processes with one source address are one client.", checkSharedAddress, anywhere),
 	}
 }
 

@@ -75,49 +75,29 @@ func balancingScenarios(f Features) []scenario {
 		return service{external: true, endpoints: crowd(10), options: append(options, balanced(b))}
 	}
 	weights := []int{1, 2, 5, 0}
+	local := service{external: true, endpoints: weightedCrowd(weights...), options: []ServiceOption{ExternalPolicyLocal()}}
+	local.endpoints = append(local.endpoints, endpoint{at: remote0, condition: weight(100)})
+	least := balanced(changetracker.LeastConnections)
 	all := []scenario{
-		{
-			name: "PKT-90", rule: "Connections are distributed in proportion to the weights of the endpoints. One of weight 0 gets none.",
-			services: []service{{external: true, endpoints: weightedCrowd(weights...)}},
-			check:    checkWeights(weights, clusterIP, nodePort),
-		},
-		{
-			name: "PKT-90/policy", rule: "Weights apply to the endpoints that the traffic policy allows.",
-			services: []service{{external: true, endpoints: append(weightedCrowd(weights...), endpoint{at: remote0, condition: weight(100)}), options: []ServiceOption{ExternalPolicyLocal()}}},
-			check:    checkWeights(weights, nodePort),
-		},
-		{
-			name: "PKT-90/affinity", rule: "With weights and any policy, session affinity keeps a client at its endpoint.",
-			services: []service{sticky(longAffinity, []endpoint{{at: pod0, condition: weight(2)}, {at: pod1}, {at: remote0}}, balanced(changetracker.LeastConnections))},
-			check:    checkStickiness,
-		},
+		checks("PKT-90", "Connections are distributed in proportion to the weights of the endpoints. One of weight 0 gets none.",
+			checkWeights(weights, clusterIP, nodePort), service{external: true, endpoints: weightedCrowd(weights...)}),
+		checks("PKT-90/policy", "Weights apply to the endpoints that the traffic policy allows.", checkWeights(weights, nodePort), local),
+		checks("PKT-90/affinity", "With weights and any policy, session affinity keeps a client at its endpoint.",
+			checkStickiness, sticky(longAffinity, []endpoint{{at: pod0, condition: weight(2)}, {at: pod1}, {at: remote0}}, least)),
 	}
 	if !f.NoHash {
-		all = append(all, []scenario{
-			{
-				name: "PKT-91", rule: "With policy source-hash, a client gets the same endpoint at every frontend, and on every node with the same endpoints.",
-				services: []service{hashed(changetracker.SourceHash)},
-				play:     playHash,
-			},
-			{
-				name: "PKT-92", rule: "When one of ten endpoints goes, at most 2 % of the flows move beside its own.",
-				services: []service{hashed(changetracker.SourcePortHash)},
-				play:     playDisruption,
-			},
-			{
-				name: "PKT-92/affinity", rule: "A consistent hash chooses the first endpoint of a client with session affinity.",
-				services: []service{hashed(changetracker.SourceHash, ClientAffinity(longAffinity))},
-				play:     playHash,
-			},
-		}...)
+		all = append(all,
+			plays("PKT-91",
+				"With policy source-hash, a client gets the same endpoint at every frontend, and on every node with the same endpoints.",
+				playHash, hashed(changetracker.SourceHash)),
+			plays("PKT-92", "When one of ten endpoints goes, at most 2 % of the flows move beside its own.",
+				playDisruption, hashed(changetracker.SourcePortHash)),
+			plays("PKT-92/affinity", "A consistent hash chooses the first endpoint of a client with session affinity.",
+				playHash, hashed(changetracker.SourceHash, ClientAffinity(longAffinity))))
 	}
 	if f.LeastConnections {
-		all = append(all, scenario{
-			name: "PKT-93", rule: "With policy least-connections, a connection goes to the endpoint with the fewest open ones, by weight.",
-			services: []service{{external: true, endpoints: weightedCrowd(1, 1, 2), options: []ServiceOption{balanced(changetracker.LeastConnections)}}},
-			networks: []string{"tcp"},
-			check:    checkLeast,
-		})
+		all = append(all, checks("PKT-93", "With policy least-connections, a connection goes to the endpoint with the fewest open ones, by weight.",
+			checkLeast, service{external: true, endpoints: weightedCrowd(1, 1, 2), options: []ServiceOption{least}}).over("tcp"))
 	}
 	return all
 }

@@ -16,12 +16,8 @@ import (
 
 // canaryScenarios are about the proxy's own test of its data plane.
 func canaryScenarios() []scenario {
-	return []scenario{{
-		name:     "PKT-86",
-		rule:     "The canary's connections reach its endpoint on the node, and fail without its rules; those of other Services do not change.",
-		services: []service{{endpoints: ready(pod1)}},
-		play:     playCanary,
-	}}
+	const rule = "The canary's connections reach its endpoint on the node, and fail without its rules; those of other Services do not change."
+	return []scenario{plays("PKT-86", rule, playCanary, service{endpoints: ready(pod1)})}
 }
 
 func playCanary(ctx context.Context, t *testing.T, s *stage) {

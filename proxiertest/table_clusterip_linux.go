@@ -85,10 +85,8 @@ func clusterIPPolicyScenarios() []scenario {
 		packets("PKT-09", "A ClusterIP without endpoints rejects all clients.", setupDefault, []service{{}, {options: local}},
 			every([]place{pod0, node, client, remote0}, toVIP, isRejected()),
 			toSecond(every([]place{pod0, node, client}, toVIP, isRejected()))),
-		{
-			name: "PKT-09/first_packet", rule: "A TCP client of a Service without endpoints is refused at once: it sends its first packet once.",
-			services: []service{{external: true}}, networks: []string{"tcp"}, check: checkRefusedAtOnce,
-		},
+		checks("PKT-09/first_packet", "A TCP client of a Service without endpoints is refused at once: it sends its first packet once.",
+			checkRefusedAtOnce, service{external: true}).over("tcp"),
 	}
 }
 

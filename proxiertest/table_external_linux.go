@@ -103,16 +103,10 @@ func disputeScenarios() []scenario {
 	older := func(options ...ServiceOption) service { return created(1e9, "zzz", ready(pod1), options) }
 	everybody := []place{pod0, client, node}
 	return []scenario{
-		{
-			name: "PKT-37", rule: "Of two Services with one external IP, the older one has it until it is deleted.",
-			services: []service{younger(shared, noNodePorts), older(shared, noNodePorts)},
-			play:     playDispute([]target{sharedExternalIP}),
-		},
-		{
-			name: "PKT-38", rule: "A younger Service's external IP at an address of the node does not win over a node port of an older Service.",
-			services: []service{younger(nodeAddrs, atNodePort), older()},
-			play:     playDispute([]target{nodePort}),
-		},
+		plays("PKT-37", "Of two Services with one external IP, the older one has it until it is deleted.",
+			playDispute(sharedExternalIP), younger(shared, noNodePorts), older(shared, noNodePorts)),
+		plays("PKT-38", "A younger Service's external IP at an address of the node does not win over a node port of an older Service.",
+			playDispute(nodePort), younger(nodeAddrs, atNodePort), older()),
 		packets("PKT-38/older_external_IP", "An older Service's external IP at an address of the node wins over a node port.",
 			setupDefault, []service{younger(), older(nodeAddrs, atNodePort)},
 			every(everybody, []target{nodePort}, masqueradedTo(pod1)),
@@ -125,7 +119,7 @@ func disputeScenarios() []scenario {
 }
 
 // playDispute deletes the older Service.
-func playDispute(disputed []target) func(context.Context, *testing.T, *stage) {
+func playDispute(disputed ...target) func(context.Context, *testing.T, *stage) {
 	return func(ctx context.Context, t *testing.T, s *stage) {
 		t.Helper()
 		everybody := []place{pod0, client, node}

@@ -119,12 +119,8 @@ func awaitCheck(ctx context.Context, from seat, to netip.AddrPort, want string) 
 
 // check sends one request, and returns the status of the answer.
 func check(ctx context.Context, from seat, to netip.AddrPort) string {
-	dial := func(ctx context.Context, network, address string) (conn net.Conn, err error) {
-		err = from.host.Do(func() error {
-			conn, err = (&net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(from.addr, 0))}).DialContext(ctx, network, address)
-			return err
-		})
-		return conn, err
+	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
+		return from.host.ns.DialFrom(ctx, network, from.addr, address)
 	}
 	client := http.Client{Timeout: answerTimeout, Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://%v/", to), http.NoBody)

@@ -38,12 +38,8 @@ func priorityScenarios(f Features) []scenario {
 	if f.SourceLost { // the proxy's sockets send, not those of clients
 		return nil
 	}
-	return []scenario{{
-		name:     "PKT-87",
-		rule:     "Every packet of the node's own connection to a Service leaves with the priority of its socket (SO_PRIORITY), also the first one.",
-		services: []service{{endpoints: ready(remote0)}},
-		play:     playPriority,
-	}}
+	const rule = "Every packet of the node's own connection to a Service leaves with the priority of its socket (SO_PRIORITY), also the first one."
+	return []scenario{plays("PKT-87", rule, playPriority, service{endpoints: ready(remote0)})}
 }
 
 // lostPriorities is how many packets of a connection lose their priority.
@@ -154,13 +150,9 @@ func counters(t *testing.T, text []byte) (kept, lost int) {
 		} `json:"nftables"`
 	}
 	netnstest.Check(t, json.Unmarshal(text, &document))
+	packets := map[string]int{}
 	for _, o := range document.NFTables {
-		switch o.Counter.Name {
-		case "kept":
-			kept = o.Counter.Packets
-		case "lost":
-			lost = o.Counter.Packets
-		}
+		packets[o.Counter.Name] = o.Counter.Packets
 	}
-	return kept, lost
+	return packets["kept"], packets["lost"]
 }

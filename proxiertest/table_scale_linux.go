@@ -34,11 +34,8 @@ func spreadScenarios() []scenario {
 	}{{3, 27.63}, {7, 38.26}, {10, 44.81}}
 	var all []scenario
 	for _, l := range limits {
-		all = append(all, scenario{
-			name: fmt.Sprintf("spreading/%d_endpoints", l.endpoints), rule: "Connections spread uniformly over the endpoints.",
-			services: []service{{endpoints: crowd(l.endpoints)}},
-			check:    checkSpread(l.endpoints, l.limit),
-		})
+		all = append(all, checks(fmt.Sprintf("spreading/%d_endpoints", l.endpoints), "Connections spread uniformly over the endpoints.",
+			checkSpread(l.endpoints, l.limit), service{endpoints: crowd(l.endpoints)}))
 	}
 	return all
 }
@@ -116,11 +113,8 @@ func extremeScenarios(f Features) []scenario {
 		return append(every([]place{client, node}, external(), w), probe{from: client, to: clusterIP, want: w})
 	}
 	scenarios := []scenario{
-		{
-			name: "many_endpoints", rule: "A Service with more than a thousand endpoints uses all of them.",
-			services: []service{{endpoints: crowd(manyEndpoints)}},
-			check:    checkMany,
-		},
+		checks("many_endpoints", "A Service with more than a thousand endpoints uses all of them.",
+			checkMany, service{endpoints: crowd(manyEndpoints)}),
 		packets("longest_names", "The longest names that the API allows can be programmed.",
 			setupDefault, []service{{
 				namespace: long("n"), name: long("s"), tcpPort: long("t"), udpPort: long("u"),
@@ -134,14 +128,12 @@ func extremeScenarios(f Features) []scenario {
 	if f.NoSCTP {
 		return scenarios
 	}
-	return append(scenarios, scenario{
-		name: "SCTP_beside_TCP_and_UDP", rule: "One port number under three protocols is three service ports.",
-		services: []service{
+	return append(scenarios, packets("SCTP_beside_TCP_and_UDP", "One port number under three protocols is three service ports.",
+		setupDefault, []service{
 			{external: true, endpoints: ready(pod1, remote0), options: []ServiceOption{sctp}},
 			{external: true, options: []ServiceOption{sctp}},
 		},
-		probes: append(everyWay(masqueradedTo(pod1, remote0)), toSecond(everyWay(isRejected()))...),
-	})
+		everyWay(masqueradedTo(pod1, remote0)), toSecond(everyWay(isRejected()))))
 }
 
 func checkMany(ctx context.Context, s *stage, c combo) []result {

@@ -62,8 +62,8 @@ func ForgetSoon(tb testing.TB, ns interface{ Do(f func() error) error }, udp tim
 func Connect(tb testing.TB, a *netns.NS, aAddrs []string, b *netns.NS, bAddrs []string) {
 	tb.Helper()
 	Check(tb, netns.Connect(
-		netns.Plug{NS: a, Link: "eth0", Addrs: prefixes(tb, aAddrs)},
-		netns.Plug{NS: b, Link: "eth0", Addrs: prefixes(tb, bAddrs)}))
+		netns.Plug{NS: a, Link: "eth0", Addrs: prefixes(aAddrs)},
+		netns.Plug{NS: b, Link: "eth0", Addrs: prefixes(bAddrs)}))
 }
 
 // Serve starts a netns.Server that ends with the test.
@@ -79,15 +79,10 @@ func Serve(tb testing.TB, ns *netns.NS, name string, ports ...uint16) *netns.Ser
 	return server
 }
 
-func prefixes(tb testing.TB, texts []string) []netip.Prefix {
-	tb.Helper()
+func prefixes(texts []string) []netip.Prefix {
 	parsed := make([]netip.Prefix, len(texts))
 	for i, text := range texts {
-		prefix, err := netip.ParsePrefix(text)
-		if err != nil {
-			tb.Fatalf("parse prefix: %v", err)
-		}
-		parsed[i] = prefix
+		parsed[i] = netip.MustParsePrefix(text)
 	}
 	return parsed
 }
