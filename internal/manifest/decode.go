@@ -1,6 +1,7 @@
 package manifest
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,26 +12,20 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// fault is an error in one line.
-type fault struct {
-	line int
-	err  error
-}
-
 // mostFaults bounds the errors of one object.
 const mostFaults = 10
 
 // decode fills into, and returns the errors in the order of their lines. It accepts
 // what sigs.k8s.io/json accepts with strict errors. That package reports neither lines
 // nor which item of a list is wrong, and only the first value of a wrong type.
-func decode(n *yaml.Node, into Value) []fault {
+func decode(n *yaml.Node, into Value) []*Error {
 	var d decoder
 	d.value(n, reflect.ValueOf(into).Elem(), place{line: n.Line})
-	slices.SortStableFunc(d.faults, func(a, b fault) int { return a.line - b.line })
+	slices.SortStableFunc(d.faults, func(a, b *Error) int { return a.Line - b.Line })
 	return d.faults
 }
 
-type decoder struct{ faults []fault }
+type decoder struct{ faults []*Error }
 
 // place is where a value is. The line is that of its name, if it has one.
 type place struct {
@@ -40,7 +35,7 @@ type place struct {
 
 func (d *decoder) fail(at place, err error) {
 	if len(d.faults) < mostFaults {
-		d.faults = append(d.faults, fault{at.line, fmt.Errorf("%s: %w", strings.TrimPrefix(at.path, "."), err)})
+		d.faults = append(d.faults, newError(at.line, fmt.Errorf("%s: %w", strings.TrimPrefix(at.path, "."), err)))
 	}
 }
 
@@ -128,18 +123,8 @@ func (d *decoder) json(n *yaml.Node, v reflect.Value, at place) {
 
 // got describes the value that is written instead.
 func got(what string) string {
-	switch what {
-	case "object":
-		return "a mapping"
-	case "array":
-		return "a list"
-	case "bool":
-		return "true or false"
-	case "string", "number":
-		return "a " + what
-	default: // a number, with its value
-		return what
-	}
+	words := map[string]string{"object": "a mapping", "array": "a list", "bool": "true or false", "string": "a string", "number": "a number"}
+	return cmp.Or(words[what], what) // a number may have its value
 }
 
 // wanted describes the values of a Go type.
@@ -148,8 +133,5 @@ func wanted(t reflect.Type) string {
 		reflect.Struct: "a mapping", reflect.Map: "a mapping", reflect.Slice: "a list", reflect.Array: "a list",
 		reflect.String: "a string", reflect.Bool: "true or false",
 	}
-	if word := words[t.Kind()]; word != "" {
-		return word
-	}
-	return "a number (" + t.Kind().String() + ")"
+	return cmp.Or(words[t.Kind()], "a number ("+t.Kind().String()+")")
 }

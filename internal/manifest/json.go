@@ -13,7 +13,7 @@ import (
 
 // readJSON reads the documents of a file up to the first error. The YAML package is no
 // help: it refuses some of JSON's escapes, and several documents without "---".
-func readJSON(text []byte) ([]*yaml.Node, *fault) {
+func readJSON(text []byte) ([]*yaml.Node, *Error) {
 	var documents []*yaml.Node
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.UseNumber()
@@ -88,12 +88,12 @@ func unexpectedEnd(err error) error {
 
 // fault adds the line of the value that cannot be read. The offset in the decoder's
 // error counts from the value that it is in.
-func (r *jsonReader) fault(err error) *fault {
+func (r *jsonReader) fault(err error) *Error {
 	offset := len(r.text)
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		err = errors.New("unexpected end of file")
 	} else {
 		offset -= len(bytes.TrimLeft(r.text[r.decoder.InputOffset():], " \t\r\n"))
 	}
-	return &fault{lineAt(r.text, offset), errors.New(strings.TrimPrefix(err.Error(), "json: "))}
+	return newError(lineAt(r.text, offset), errors.New(strings.TrimPrefix(err.Error(), "json: ")))
 }

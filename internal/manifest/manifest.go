@@ -39,6 +39,9 @@ type Error struct {
 	Err  error
 }
 
+// newError returns an Error to which Parse adds the file.
+func newError(line int, err error) *Error { return &Error{Line: line, Err: err} }
+
 // Error is "file:line: cause".
 func (e *Error) Error() string { return fmt.Sprintf("%s:%d: %v", e.File, e.Line, e.Err) }
 
@@ -54,7 +57,7 @@ func IsName(file string) bool {
 // the valid objects, with an API server's defaults, and the errors, both in the order of
 // the file.
 func Parse(file string, text []byte) ([]Object, []*Error) {
-	p := &parser{file: file}
+	p := &parser{}
 	read := readYAML
 	if path.Ext(file) == ".json" {
 		read = readJSON
@@ -64,20 +67,23 @@ func Parse(file string, text []byte) ([]Object, []*Error) {
 		p.object(document)
 	}
 	if err != nil {
-		p.errs = append(p.errs, &Error{file, clamp(err.line, text), err.err})
+		err.Line = clamp(err.Line, text)
+		p.errs = append(p.errs, err)
+	}
+	for _, err := range p.errs {
+		err.File = file
 	}
 	return p.objects, p.errs
 }
 
 // parser collects the objects and errors of one file.
 type parser struct {
-	file    string
 	objects []Object
 	errs    []*Error
 }
 
 func (p *parser) fail(line int, format string, args ...any) {
-	p.errs = append(p.errs, &Error{p.file, line, fmt.Errorf(format, args...)})
+	p.errs = append(p.errs, newError(line, fmt.Errorf(format, args...)))
 }
 
 // object reads one object, or those of a List.
@@ -131,11 +137,8 @@ func (p *parser) list(items *yaml.Node) {
 }
 
 func (p *parser) decode(n *yaml.Node, into Value) {
-	faults := decode(n, into)
-	for _, f := range faults {
-		p.errs = append(p.errs, &Error{p.file, f.line, f.err})
-	}
-	if len(faults) > 0 {
+	if faults := decode(n, into); len(faults) > 0 {
+		p.errs = append(p.errs, faults...)
 		return
 	}
 	if into.GetName() == "" {

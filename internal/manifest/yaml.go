@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -17,7 +18,7 @@ import (
 const mostAliased = 1 << 16
 
 // readYAML reads the documents of a file up to the first error.
-func readYAML(text []byte) ([]*yaml.Node, *fault) {
+func readYAML(text []byte) ([]*yaml.Node, *Error) {
 	var documents []*yaml.Node
 	check := checker{sizes: map[*yaml.Node]int{}}
 	for decoder := yaml.NewDecoder(bytes.NewReader(text)); ; {
@@ -45,14 +46,14 @@ type checker struct {
 }
 
 // size returns the number of nodes after the expansion of aliases.
-func (c *checker) size(n *yaml.Node) (int, *fault) {
+func (c *checker) size(n *yaml.Node) (int, *Error) {
 	if n.Kind == yaml.AliasNode {
 		size := c.sizes[n.Alias]
 		if size == 0 { // the alias is inside of the node with the anchor
-			return 0, &fault{n.Line, fmt.Errorf("alias %q refers to a value that contains it", n.Value)}
+			return 0, newError(n.Line, fmt.Errorf("alias %q refers to a value that contains it", n.Value))
 		}
 		if c.aliased += size; c.aliased > mostAliased {
-			return 0, &fault{n.Line, fmt.Errorf("aliases expand to more than %d values", mostAliased)}
+			return 0, newError(n.Line, fmt.Errorf("aliases expand to more than %d values", mostAliased))
 		}
 		return size, nil
 	}
@@ -72,9 +73,9 @@ func (c *checker) size(n *yaml.Node) (int, *fault) {
 }
 
 // checkField refuses names that are not scalars, and values of "<<" that are not mappings.
-func checkField(name, value *yaml.Node) *fault {
+func checkField(name, value *yaml.Node) *Error {
 	if resolve(name).Kind != yaml.ScalarNode {
-		return &fault{name.Line, errors.New("the name of a field must be a string")}
+		return newError(name.Line, errors.New("the name of a field must be a string"))
 	}
 	if resolve(name).ShortTag() != "!!merge" {
 		return nil
@@ -85,14 +86,14 @@ func checkField(name, value *yaml.Node) *fault {
 	}
 	for _, source := range sources {
 		if resolve(source).Kind != yaml.MappingNode {
-			return &fault{source.Line, errors.New(`"<<" wants a mapping or a list of mappings`)}
+			return newError(source.Line, errors.New(`"<<" wants a mapping or a list of mappings`))
 		}
 	}
 	return nil
 }
 
 // yamlFault adds the line to a syntax error.
-func yamlFault(err error, text []byte) *fault {
+func yamlFault(err error, text []byte) *Error {
 	message := strings.TrimPrefix(err.Error(), "yaml: ")
 	line := 1 // which the YAML package leaves out
 	if m := regexp.MustCompile(`^line (\d+): `).FindStringSubmatch(message); m != nil {
@@ -104,18 +105,14 @@ func yamlFault(err error, text []byte) *fault {
 	} else if i := culprit(message, text); i >= 0 {
 		line = lineAt(text, i)
 	}
-	return &fault{line, errors.New(message)}
+	return newError(line, errors.New(message))
 }
 
 // fromParser reports whether an error is from the YAML package's parser, and not from
 // its scanner.
 func fromParser(message string) bool {
-	for _, end := range []string{"<document start>", "node content", "'-' indicator", "key", "',' or ']'", "',' or '}'"} {
-		if message == "did not find expected "+end {
-			return true
-		}
-	}
-	return false
+	expected, is := strings.CutPrefix(message, "did not find expected ")
+	return is && slices.Contains([]string{"<document start>", "node content", "'-' indicator", "key", "',' or ']'", "',' or '}'"}, expected)
 }
 
 // culprit returns the offset of an error that the YAML package reports without a line:
