@@ -86,11 +86,11 @@ type Flow struct {
 // Open opens a Flow. Its errors are those of Ask.
 func Open(ctx context.Context, ns *NS, network string, to netip.AddrPort, opts AskOptions) (flow *Flow, err error) {
 	ns.choosePort(network, &opts)
-	doErr := ns.Do(func() error {
+	err = ns.Do(func() (err error) {
 		flow, err = OpenHere(ctx, network, to, opts)
 		return err
 	})
-	return flow, doErr
+	return flow, err
 }
 
 // OpenHere is Open from the namespace of the calling thread, for clients that open many flows
