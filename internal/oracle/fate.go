@@ -42,16 +42,14 @@ type Fates struct {
 	// node ports are answered there.
 	VIPsAreLocal bool
 
-	oracle    oracle
+	oracle    *oracle
 	decisions map[changetracker.ServicePortName]Decision
 }
 
 // NewFates prepares for the packets of a family.
 func NewFates(c *Cluster, family v1.IPFamily) *Fates {
-	f := &Fates{oracle: oracle{Cluster: c, family: family}, decisions: Decide(c, family)}
-	f.oracle.findPorts()
-	f.oracle.findOwners()
-	return f
+	o := newOracle(c, family)
+	return &Fates{oracle: o, decisions: o.decideAll()}
 }
 
 // Of returns all that may become of a packet, sorted. Each way of a random choice is one.

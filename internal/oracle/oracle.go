@@ -66,9 +66,17 @@ type Frontend struct {
 
 // Decide returns what each service port of the family means.
 func Decide(c *Cluster, family v1.IPFamily) map[changetracker.ServicePortName]Decision {
+	return newOracle(c, family).decideAll()
+}
+
+func newOracle(c *Cluster, family v1.IPFamily) *oracle {
 	o := &oracle{Cluster: c, family: family}
 	o.findPorts()
 	o.findOwners()
+	return o
+}
+
+func (o *oracle) decideAll() map[changetracker.ServicePortName]Decision {
 	all := map[changetracker.ServicePortName]Decision{}
 	for _, p := range o.ports {
 		all[p.name] = o.decide(p)
@@ -270,20 +278,17 @@ func (o *oracle) decide(p *servicePort) (d Decision) {
 
 // refused are the load balancer IPs and the external IPs that are not programmed.
 func (o *oracle) refused(p *servicePort) []netip.Addr {
-	var balancers, external []netip.Addr
-	for _, a := range p.loadBalancer {
-		if o.isPods(a) && slices.Contains(o.Kinds, "LoadBalancer") {
-			balancers = append(balancers, a)
+	among := func(kind string, all []netip.Addr, refused func(netip.Addr) bool) (some []netip.Addr) {
+		for _, a := range all {
+			if refused(a) && slices.Contains(o.Kinds, kind) {
+				some = append(some, a)
+			}
 		}
+		slices.SortFunc(some, netip.Addr.Compare)
+		return some
 	}
-	for _, a := range p.external {
-		if o.refuses(p, a) && slices.Contains(o.Kinds, "ExternalIP") {
-			external = append(external, a)
-		}
-	}
-	slices.SortFunc(balancers, netip.Addr.Compare)
-	slices.SortFunc(external, netip.Addr.Compare)
-	return append(balancers, external...)
+	return append(among("LoadBalancer", p.loadBalancer, o.isPods),
+		among("ExternalIP", p.external, func(a netip.Addr) bool { return o.refuses(p, a) })...)
 }
 
 // lostNodePorts: there is no node port where another service port has the VIP.
