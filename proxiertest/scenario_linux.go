@@ -63,6 +63,12 @@ func (sc scenario) in(families ...v1.IPFamily) scenario {
 	return sc
 }
 
+// needing sets the field of proxier.Deps that must not be nil.
+func (sc scenario) needing(dep string) scenario {
+	sc.needs = dep
+	return sc
+}
+
 // withServiceCIDRs lets the Provider know the ranges of ClusterIPs.
 func (sc scenario) withServiceCIDRs() scenario {
 	sc.serviceCIDRs = serviceCIDRs()

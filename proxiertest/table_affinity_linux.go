@@ -72,16 +72,7 @@ func (s *stage) askInTurn(ctx context.Context, c combo, at target, backwards boo
 
 // client returns the n-th client, whose address no other probe uses.
 func (s *stage) client(i int, c combo) seat {
-	from := seat{host: s.world.Client}
-	for _, addr := range s.world.Client.Addrs[4:] {
-		if addr.Is4() == (c.family == families()[0]) {
-			if i == 0 {
-				from.addr = addr
-			}
-			i--
-		}
-	}
-	return from
+	return s.world.Client.seat(2+i, c.family) // after those of client and otherClient
 }
 
 // expect asks again, and compares with the endpoints before.

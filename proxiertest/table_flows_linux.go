@@ -20,19 +20,15 @@ func flowScenarios(f Features) []scenario {
 	if f.LoopbackNodePorts {
 		atLoopback = []probe{{from: nodeAnywhere, to: nodePortLoopback}, {from: nodeAnywhere, to: nodePortLoopback2}}
 	}
-	return []scenario{{
-		name: "PKT-80", rule: "No change of a Service or of its endpoints breaks an established connection.",
-		services: []service{{external: true, endpoints: ready(pod1)}},
-		play:     playEstablished,
-	}, {
-		name: "PKT-81", needs: "Conntrack", rule: "A UDP client that continues to send keeps its endpoint while that serves, and then gets another one.",
-		services: []service{{external: true, endpoints: ready(pod1)}},
-		play:     func(ctx context.Context, t *testing.T, s *stage) { s.follow(ctx, t, following, atLoopback) },
-	}, {
-		name: "PKT-85", needs: "Conntrack", rule: "Changes of a Service apply to a UDP client that sends and gets no answer as to a new client.",
-		services: []service{{external: true, podPort: silentPort, endpoints: ready(pod1)}},
-		play:     playOneWay,
-	}}
+	follow := func(ctx context.Context, t *testing.T, s *stage) { s.follow(ctx, t, following, atLoopback) }
+	return []scenario{
+		plays("PKT-80", "No change of a Service or of its endpoints breaks an established connection.",
+			playEstablished, service{external: true, endpoints: ready(pod1)}),
+		plays("PKT-81", "A UDP client that continues to send keeps its endpoint while that serves, and then gets another one.",
+			follow, service{external: true, endpoints: ready(pod1)}).needing("Conntrack"),
+		plays("PKT-85", "Changes of a Service apply to a UDP client that sends and gets no answer as to a new client.",
+			playOneWay, service{external: true, podPort: silentPort, endpoints: ready(pod1)}).needing("Conntrack"),
+	}
 }
 
 // follow keeps one UDP socket open for each probe, from before the Service exists

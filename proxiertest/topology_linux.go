@@ -166,7 +166,7 @@ var (
 // Addr returns the host's main address of a family.
 func (h *Host) Addr(family v1.IPFamily) netip.Addr {
 	for _, addr := range h.Addrs {
-		if addr.Is4() == (family == v1.IPv4Protocol) {
+		if familyOf(addr) == family {
 			return addr
 		}
 	}
@@ -206,9 +206,7 @@ func (t *Topology) Config() proxier.Config {
 			Addresses: []netip.Addr{t.Node.Addr(v1.IPv4Protocol), t.Node.Addr(v1.IPv6Protocol)},
 			PodCIDRs:  []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("fd00:10:244:1::/64")},
 		},
-		Masquerade: proxier.Masquerade{PodCIDRs: []netip.Prefix{
-			netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48"),
-		}},
+		Masquerade: proxier.Masquerade{PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}},
 	}
 }
 
@@ -277,8 +275,8 @@ func (t *Topology) joinHosts(tb testing.TB) {
 	netnstest.Check(tb, t.Node.ns.AddAddrs("lo", prefixes(t.Node.Addrs[2:4], 32, 128)...))
 	for _, family := range families() {
 		netnstest.Check(tb, t.Node.ns.AddAddrs("lo", prefixes([]netip.Addr{localVIP(family), localServiceIP(family)}, 32, 128)...))
+		netnstest.Check(tb, t.Router.ns.AddAddrs("lo", prefixes([]netip.Addr{cloudVIP(family)}, 32, 128)...))
 	}
-	netnstest.Check(tb, t.Router.ns.AddAddrs("lo", prefixes([]netip.Addr{cloudVIP(v1.IPv4Protocol), cloudVIP(v1.IPv6Protocol)}, 32, 128)...))
 	netnstest.Check(tb, t.Node.ns.Forward())
 	netnstest.Check(tb, t.Router.ns.Forward())
 	defaultRoutes(tb, t.Client, t.Node.Addrs[4:])
@@ -367,10 +365,7 @@ func defaultRoutes(tb testing.TB, host *Host, via []netip.Addr) {
 func prefixes(addrs []netip.Addr, bits4, bits6 int) []netip.Prefix {
 	nets := make([]netip.Prefix, len(addrs))
 	for i, addr := range addrs {
-		nets[i] = netip.PrefixFrom(addr, bits6)
-		if addr.Is4() {
-			nets[i] = netip.PrefixFrom(addr, bits4)
-		}
+		nets[i] = netip.PrefixFrom(addr, either(familyOf(addr), bits4, bits6))
 	}
 	return nets
 }

@@ -302,10 +302,8 @@ func (e *expected) flows() owners {
 // has reports whether there is a frontend with the flow's key.
 func (e *expected) has(k flowKey) bool {
 	for _, s := range e.services[k.family] {
-		for i := range s.Frontends {
-			if s.Key(&s.Frontends[i]) == k.key {
-				return true
-			}
+		if slices.ContainsFunc(s.Frontends, func(f desired.Frontend) bool { return s.Key(&f) == k.key }) {
+			return true
 		}
 	}
 	return false
