@@ -35,8 +35,8 @@ type Engine struct {
 
 	forward   *forwarder // never nil
 	datagrams *datagrams // nil if UDP is left to the rules
-	// withoutUDP is why UDP is left to the rules although Sockets.UDP says otherwise.
-	withoutUDP error
+	// withoutUDP says why UDP is left to the rules although Sockets.UDP says otherwise; else it is "".
+	withoutUDP string
 
 	mu       sync.Mutex // guards all below; Watch reads the links
 	programs *programs  // nil until the first Apply
@@ -83,7 +83,7 @@ func newEngine(config Config, family v1.IPFamily, deps proxier.Deps, canDestroy 
 	}
 	switch err := canDestroy(family); {
 	case errors.Is(err, errUnavailable):
-		e.withoutUDP, e.config.Sockets.UDP = err, UDPRules
+		e.withoutUDP, e.config.Sockets.UDP = fmt.Sprintf("rules do UDP: %v", err), UDPRules
 		log.Warn("rules do UDP: see the error, or choose UDPRules", zap.Error(err))
 	case err != nil:
 		return nil, err
@@ -145,11 +145,7 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 }
 
 func (e *Engine) noteFaults() {
-	udp := e.datagrams.fault()
-	if e.withoutUDP != nil {
-		udp = fmt.Sprintf("rules do UDP: %v", e.withoutUDP)
-	}
-	e.faults.note(faultOf(e.without, e.missing, udp))
+	e.faults.note(faultOf(e.without, e.missing, cmp.Or(e.withoutUDP, e.datagrams.fault())))
 }
 
 // prepare opens the maps, and removes the frontends that sockets lose. ready is false if sockets are
@@ -465,7 +461,6 @@ const watchPause = 10 * time.Second
 // within ten seconds. Maps are compared by full syncs.
 func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
 	ctx, stop := context.WithCancel(ctx)
-	defer stop()
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer stop()

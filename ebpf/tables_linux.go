@@ -125,27 +125,17 @@ func (m *tables) key(at desired.Key) []byte {
 	return append(b, byte(at.Protocol), 0)
 }
 
-// value is its frontend.
-func (p place) value() []byte {
-	return binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, p.service), p.scope)
+// parseKey is the reverse of key.
+func (m *tables) parseKey(b []byte) desired.Key {
+	addr, _ := netip.AddrFromSlice(b[:m.addrLen])
+	return desired.Key{VIP: addr, Port: binary.BigEndian.Uint16(b[m.addrLen:]), Protocol: desired.Protocol(b[m.addrLen+2])}
 }
 
-// batchFrom is how many frontends are written by one system call instead of one each.
-const batchFrom = 8
-
 func (m *tables) putFrontends(frontends map[desired.Key]place) error {
-	if len(frontends) >= batchFrom {
-		if m.addrLen == 4 {
-			return writeFrontends[[8]byte](m, frontends)
-		}
-		return writeFrontends[[20]byte](m, frontends)
+	if m.addrLen == 4 {
+		return writeFrontends[[8]byte](m, frontends)
 	}
-	for at, to := range frontends {
-		if err := m.maps[mapFrontends].Put(m.key(at), to.value()); err != nil {
-			return fmt.Errorf("frontend %v: %w", at, err)
-		}
-	}
-	return nil
+	return writeFrontends[[20]byte](m, frontends)
 }
 
 // writeFrontends is an all-in-one system call; after an error some may have been written.
@@ -157,10 +147,10 @@ func writeFrontends[K [8]byte | [20]byte](m *tables, frontends map[desired.Key]p
 		keys, values = append(keys, key), append(values, [2]uint32{to.service, to.scope})
 	}
 	n, err := m.maps[mapFrontends].BatchUpdate(keys, values, nil)
-	if err != nil {
-		return fmt.Errorf("the frontend after %d of %d: %w", n, len(keys), err)
+	if err != nil && n < len(keys) {
+		return fmt.Errorf("frontend %v, after %d of %d: %w", m.parseKey(bytesOf(&keys[n])), n, len(keys), err)
 	}
-	return nil
+	return err
 }
 
 func (m *tables) removeFrontends(keys []desired.Key) error {
@@ -198,10 +188,7 @@ func readFrontends[K [8]byte | [20]byte](m *tables) (map[desired.Key]place, erro
 			return nil, fmt.Errorf("read the frontends of sockets: %w", err)
 		}
 		for i := range n {
-			raw := bytesOf(&keys[i])
-			addr, _ := netip.AddrFromSlice(raw[:m.addrLen])
-			key := desired.Key{VIP: addr, Port: binary.BigEndian.Uint16(raw[m.addrLen:]), Protocol: desired.Protocol(raw[m.addrLen+2])}
-			all[key] = place{values[i][0], values[i][1]}
+			all[m.parseKey(bytesOf(&keys[i]))] = place{values[i][0], values[i][1]}
 		}
 		if last {
 			return all, nil
