@@ -13,8 +13,6 @@ import (
 	"syscall"
 	"time"
 
-	v1 "k8s.io/api/core/v1"
-
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/pause"
 )
@@ -24,7 +22,8 @@ func (e *Engine) open(ctx context.Context, want *desired.Service, s *service, ke
 	if err := e.addresses.acquire(ctx, key.addr.Addr()); err != nil {
 		return nil, err
 	}
-	site := Site{Name: want.Name, Role: key.role, Network: e.network(want.Protocol), Addr: key.addr}
+	network := strings.ToLower(want.Protocol.String()) + strings.TrimPrefix(string(e.family), "IPv")
+	site := Site{Name: want.Name, Role: key.role, Network: network, Addr: key.addr}
 	socket, err := e.openAt(want, s, site)
 	if err != nil {
 		_ = e.addresses.release(ctx, key.addr.Addr()) // the first error is reported
@@ -95,11 +94,6 @@ func (s *socket) setConn(listener any) {
 			s.conn, s.opened = raw, stateOf(raw, s.protocol)
 		}
 	}
-}
-
-func (e *Engine) network(p desired.Protocol) string {
-	version := map[v1.IPFamily]string{v1.IPv4Protocol: "4", v1.IPv6Protocol: "6"}[e.family]
-	return strings.ToLower(p.String()) + version
 }
 
 const sweepPeriod = time.Minute

@@ -26,19 +26,7 @@ func (c Connection) Peek(n int, timeout time.Duration) ([]byte, error) {
 	case n < 0 || n > mostPeeked:
 		return nil, fmt.Errorf("first bytes of %s: %d are wanted, want at most %d", c.Name, n, mostPeeked)
 	}
-	return c.first.peek(n, timeout)
-}
-
-// firstBytes are those that a client has sent before there is an endpoint.
-type firstBytes struct {
-	conn net.Conn
-	ends [2]context.Context // of the socket and of the connection
-
-	mu    sync.Mutex // guards bytes
-	bytes []byte
-}
-
-func (f *firstBytes) peek(n int, timeout time.Duration) ([]byte, error) {
+	f := c.first
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	have := len(f.bytes)
@@ -51,6 +39,15 @@ func (f *firstBytes) peek(n int, timeout time.Duration) ([]byte, error) {
 	read, err := f.read(all[have:], n-have, timeout)
 	f.bytes = all[: have+read : have+read]
 	return f.bytes, err
+}
+
+// firstBytes are those that a client has sent before there is an endpoint.
+type firstBytes struct {
+	conn net.Conn
+	ends [2]context.Context // of the socket and of the connection
+
+	mu    sync.Mutex // guards bytes
+	bytes []byte
 }
 
 // read reads at least some bytes. When it has returned, the connection has no deadline.

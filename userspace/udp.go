@@ -39,8 +39,7 @@ type udpFlow struct {
 	report   *connection.Report
 	lease    *lease
 	tap      tap
-	cut      atomic.Bool // the proxy ended it
-	evicted  atomic.Bool // the budget ended it
+	cause    atomic.Pointer[error] // why the proxy or the budget ended it
 
 	sent, received atomic.Int64
 }
@@ -165,7 +164,7 @@ func (u *udpSocket) begin(ctx context.Context, from origin) *udpFlow {
 		oldest.end()
 	}
 	gone := f.served && !u.balancer.serves(f.report.Endpoint)
-	if closed || gone || f.evicted.Load() { // before f was in u.flows
+	if closed || gone || f.cause.Load() != nil { // before f was in u.flows
 		u.remove(f)
 		f.end()
 	}
@@ -232,11 +231,8 @@ func (u *udpSocket) answer(f *udpFlow) {
 	u.remove(f)
 	_ = f.upstream.Close()
 	f.lease.release()
-	switch {
-	case f.evicted.Load():
-		f.report.Outcome, f.report.Err = connection.Cut, errEvicted
-	case f.cut.Load():
-		f.report.Outcome, f.report.Err = connection.Cut, errCut
+	if cause := f.cause.Load(); cause != nil {
+		f.report.Outcome, f.report.Err = connection.Cut, *cause
 	}
 	f.report.Sent, f.report.Received = f.sent.Load(), f.received.Load()
 	u.ended(f.report)
@@ -265,14 +261,14 @@ func (u *udpSocket) unlist(f *udpFlow) {
 
 // end closes the socket of a flow, and with that ends its answer goroutine.
 func (f *udpFlow) end() {
-	f.cut.Store(true)
+	f.cause.CompareAndSwap(nil, &errCut)
 	_ = f.upstream.Close()
 }
 
 // evict ends a flow whose descriptor another client needs. A flow that is not in
 // u.flows yet is ended by begin.
 func (u *udpSocket) evict(f *udpFlow) {
-	f.evicted.Store(true)
+	f.cause.Store(&errEvicted)
 	if u.remove(f) {
 		f.end()
 	}
