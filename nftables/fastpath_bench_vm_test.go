@@ -3,13 +3,10 @@
 package nftables_test
 
 import (
-	"cmp"
 	"net"
 	"net/netip"
 	"os/exec"
-	"slices"
 	"testing"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
@@ -57,22 +54,5 @@ func BenchmarkFastPath(b *testing.B) {
 	netnstest.Check(b, pod.Do(func() error {
 		return exec.CommandContext(b.Context(), "nft", "add table inet sink; add chain inet sink in { type filter hook prerouting priority -300; policy drop; }").Run()
 	}))
-	var cpus [2][]time.Duration
-	for range b.N {
-		for range runs {
-			for i, flow := range flows {
-				before := cpuTime()
-				netnstest.Check(b, send(flow, datagrams))
-				cpus[i] = append(cpus[i], (cpuTime()-before)/datagrams)
-			}
-		}
-	}
-	median := func(all []time.Duration) float64 {
-		slices.SortFunc(all, cmp.Compare[time.Duration])
-		return float64(all[len(all)/2])
-	}
-	b.ReportMetric(median(cpus[0]), "slow-cpu-ns/packet")
-	b.ReportMetric(median(cpus[1]), "cpu-ns/packet")
-	b.ReportMetric(median(cpus[1])/median(cpus[0]), "ratio")
-	b.ReportMetric(0, "ns/op")
+	compareSending(b, datagrams, runs, flows, "slow-cpu-ns/packet")
 }

@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/google/nftables/expr"
-	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
 	"github.com/serviceplane/serviceplane/desired"
@@ -148,17 +147,7 @@ func (e *Engine) findFlowtables(ctx context.Context, update *desired.Update) err
 		name: "flowtables", option: "CONFIG_NF_FLOW_TABLE_INET and CONFIG_NFT_FLOW_OFFLOAD", flowtable: true,
 		exprs: rule{&expr.FlowOffload{Name: flowtableOfOurs + "\x00"}},
 	}
-	err := e.probeUnlessLoading(ctx, f, known == hashMissing)
-	switch {
-	case err == nil:
-		e.fast.Store(hashThere)
-	case !isUnknown(err):
-		return fmt.Errorf("probe nf_tables for flowtables: %w", err)
-	case known == hashUnknown:
-		e.log.Warn("kernel has no flowtables: no connection takes the fast path", zap.Error(f.missing(err)))
-		e.fast.Store(hashMissing)
-	}
-	return nil
+	return e.findFeature(ctx, &e.fast, f, "kernel has no flowtables: no connection takes the fast path")
 }
 
 // flowtable is a flowtable, wanted or in the kernel.

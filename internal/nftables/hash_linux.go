@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -50,16 +51,24 @@ func (e *Engine) findHash(ctx context.Context, update *desired.Update) error {
 		return nil
 	}
 	l := e.layoutFor(&update.Globals)
-	f := feature{name: "expression hash", option: "CONFIG_NFT_HASH", exprs: l.rules.index(forwardingClass(treatment{}, bySourcePort, 1), 0)}
-	err := e.probeUnlessLoading(ctx, f, known == hashMissing)
+	f := feature{
+		name: "consistent hashes", option: "CONFIG_NFT_HASH", exprs: l.rules.index(forwardingClass(treatment{}, bySourcePort, 1), 0),
+	}
+	return e.findFeature(ctx, &e.hash, f, "kernel has no consistent hashes: endpoints are chosen at random")
+}
+
+// findFeature finds out whether the kernel has a feature, and logs it once if not.
+func (e *Engine) findFeature(ctx context.Context, known *atomic.Uint32, f feature, without string) error {
+	before := known.Load()
+	err := e.probeUnlessLoading(ctx, f, before == hashMissing)
 	switch {
 	case err == nil:
-		e.hash.Store(hashThere)
+		known.Store(hashThere)
 	case !isUnknown(err):
-		return fmt.Errorf("probe nf_tables for consistent hashes: %w", err)
-	case known == hashUnknown:
-		e.log.Warn("kernel has no consistent hashes: endpoints are chosen at random", zap.Error(f.missing(err)))
-		e.hash.Store(hashMissing)
+		return fmt.Errorf("probe nf_tables for %s: %w", f.name, err)
+	case before == hashUnknown:
+		e.log.Warn(without, zap.Error(f.missing(err)))
+		known.Store(hashMissing)
 	}
 	return nil
 }
