@@ -116,7 +116,7 @@ tests() {
   {
     CGO_ENABLED="${#race[@]}" GOFLAGS='' run "${race[@]}" -skip="$plain|$proofs" "${raced[@]}" || status=1
     CGO_ENABLED="${#race[@]}" GOFLAGS='' run "${race[@]}" -run="$together" ./changetracker || status=1
-    run -run="$plain" -skip="$(left_out)" ./userspace ./proxier >"$work/plain.json" &
+    run -run="$plain" -skip="$(left_out)" ./userspace ./proxier ./endpointhealth ./metrics >"$work/plain.json" &
     run -p "$((2 * $(getconf _NPROCESSORS_ONLN)))" -skip="$(left_out)" "${others[@]}" || status=1
     wait "$!" || status=1
     cat "$work/plain.json"

@@ -87,6 +87,9 @@ func (e *Engine) admit(ctx context.Context, names []changetracker.ServicePortNam
 		e.refuse(names[0], err)
 		return nil
 	}
+	if len(names) == 0 { // other programs have written meanwhile
+		return err
+	}
 	half := len(names) / 2
 	if err := e.admit(ctx, names[:half]); err != nil {
 		return err

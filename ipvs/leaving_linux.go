@@ -68,11 +68,8 @@ func (e *Engine) find(ctx context.Context) (loaded bool, err error) {
 
 func (e *Engine) removeAll(ctx context.Context) error {
 	loaded, err := e.find(ctx)
-	if err != nil {
-		return err
-	}
-	var errs []error
-	if loaded {
+	errs := []error{err}
+	if loaded && err == nil {
 		for _, key := range slices.SortedFunc(maps.Keys(e.table.virtuals), desired.Key.Compare) {
 			if err := e.kernel.Delete(key); err != nil {
 				errs = append(errs, fmt.Errorf("delete virtual server %v: %w", key, err))
@@ -196,11 +193,12 @@ func (f *leavingFamily) begin(ctx context.Context) error {
 	if f.claimed, err = f.left.kubeProxyServers(); err != nil {
 		return err
 	}
-	if _, err := f.find(ctx); err != nil {
+	loaded, err := f.find(ctx)
+	if err != nil {
 		return err
 	}
 	servers, vips := map[serverKey]bool{}, map[netip.Addr]bool{}
-	if f.table != nil {
+	if loaded {
 		for key := range f.table.virtuals {
 			servers[key] = true
 			if addr := key.VIP; f.boundVIPs[addr] || f.left.vips.keys[addr] {

@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -108,9 +109,11 @@ func (s *scraped) Describe(out chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (s *scraped) Collect(out chan<- prometheus.Metric) {
 	from := s.sources.Load()
+	var reading sync.WaitGroup // a slow source does not delay others
 	for _, read := range s.reads {
-		read(from, out)
+		reading.Go(func() { read(from, out) })
 	}
+	reading.Wait()
 }
 
 // ofCanary has the results of a canary.

@@ -223,6 +223,11 @@ func (s *suite) end(t *testing.T) (last *running) {
 
 func (s *suite) stop(ctx context.Context, t *testing.T) {
 	t.Helper()
+	if s.running != nil { // deletes the services of the last scenario, and nothing else
+		if err := Sync(ctx, s.running.provider); err != nil {
+			t.Errorf("last sync with setup %q: %v", s.running.setup, err)
+		}
+	}
 	last := s.end(t)
 	if last == nil {
 		return

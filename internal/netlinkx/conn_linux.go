@@ -237,7 +237,7 @@ func (c *Conn) Ask(ctx context.Context, request []byte, each func(Message)) erro
 			} else if errno := m.Errno(); errno != 0 {
 				return errno
 			}
-			return cmp.Or(interrupted, ctx.Err())
+			return cmp.Or(ctx.Err(), interrupted)
 		}
 	}
 }

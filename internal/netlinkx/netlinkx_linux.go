@@ -14,7 +14,7 @@ import (
 )
 
 // attempts is how often an interrupted dump is tried.
-const attempts = 10
+const attempts = 20
 
 // ErrInterrupted means that a list changed during each attempt to read it, so that it may have objects twice, or lack
 // some (NLM_F_DUMP_INTR).
