@@ -25,7 +25,7 @@ func TestBpftoolPrintsFields(t *testing.T) {
 	n.mustTranslate(t)
 	for name, want := range map[string][]string{
 		"maps/frontends": {`"addr"`, `"port"`, `"protocol": 6`, `"service": 0`, `"scope": 0`},
-		"maps/services":  {`"picks"`},
+		"maps/services":  {`"ranges"`},
 		"maps/endpoints": {`"addr"`, `"port"`},
 		"counts":         {`"values"`, `"cpu": 0`},
 	} {

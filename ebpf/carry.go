@@ -41,7 +41,7 @@ const (
 	Refused
 	// BySource: source ranges restrict it.
 	BySource
-	// TooMany endpoints do not fit a pick.
+	// TooMany endpoints do not fit a range.
 	TooMany
 )
 
@@ -52,7 +52,7 @@ func (r Reason) String() string {
 		"it is a node port", "it has no endpoints", "it has source ranges", "it has more than 65535 endpoints")
 }
 
-// maxEndpoints is the largest number in a pick.
+// maxEndpoints is the largest number in a range.
 const maxEndpoints = 1<<16 - 1
 
 // Carries implements desired.Sockets.

@@ -119,7 +119,7 @@ func (d *datagrams) load(peers *ebpf.Map) error {
 const (
 	programFind    = "find"
 	programDestroy = "destroy"
-	mapDoomed      = "doomed"
+	mapStale       = "stale"
 )
 
 func loadStale(addrLen int) (*ebpf.Collection, error) {
@@ -411,7 +411,7 @@ func (d *datagrams) end(ctx context.Context, stale []connected, message string) 
 			left = append(left, sockets...)
 			continue
 		}
-		for part := range slices.Chunk(sockets, int(d.loaded.Maps[mapDoomed].MaxEntries())) {
+		for part := range slices.Chunk(sockets, int(d.loaded.Maps[mapStale].MaxEntries())) {
 			if err := ctx.Err(); err != nil {
 				return left, err
 			}
@@ -449,10 +449,10 @@ func (d *datagrams) pathsOf(wanted map[uint64][]connected) (map[uint64]string, e
 
 // endIn ends sockets of one network namespace.
 func (d *datagrams) endIn(path string, sockets []connected) (ended int, err error) {
-	doomed := d.loaded.Maps[mapDoomed]
+	stale := d.loaded.Maps[mapStale]
 	for _, c := range sockets {
 		value := binary.BigEndian.AppendUint16(c.endpoint.Addr().AsSlice(), c.endpoint.Port()) // and whether it has ended
-		err = errors.Join(err, doomed.Put(c.cookie, append(value, 0, 0)))
+		err = errors.Join(err, stale.Put(c.cookie, append(value, 0, 0)))
 	}
 	err = errors.Join(err, namespace.Visit(path, func() error {
 		_, err := iterate(d.loaded.Programs[programDestroy], nil)
@@ -460,7 +460,7 @@ func (d *datagrams) endIn(path string, sockets []connected) (ended int, err erro
 	}))
 	for _, c := range sockets {
 		var value []byte
-		if doomed.LookupAndDelete(c.cookie, &value) == nil && value[len(value)-2] != 0 { // else it is still connected, and found again
+		if stale.LookupAndDelete(c.cookie, &value) == nil && value[len(value)-2] != 0 { // else it is still connected, and found again
 			ended++
 		}
 	}

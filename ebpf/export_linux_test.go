@@ -50,7 +50,7 @@ func (k interposed) removeFrontends(keys []desired.Key) error {
 	return k.call(func() error { return k.tables.removeFrontends(keys) })
 }
 
-func (k interposed) setPick(at place, p pick) { k.store(func() { k.tables.setPick(at, p) }) }
+func (k interposed) setRange(at place, p endpointRange) { k.store(func() { k.tables.setRange(at, p) }) }
 
 func (k interposed) setEndpoints(first uint32, endpoints desired.Endpoints) {
 	k.store(func() { k.tables.setEndpoints(first, endpoints) })

@@ -20,10 +20,10 @@ type kernel interface {
 	putFrontends(frontends map[desired.Key]place) error
 	// removeFrontends ignores those that do not exist.
 	removeFrontends(keys []desired.Key) error
-	// pick and setPick access one word, at an index below the capacity.
-	pick(at place) pick
-	setPick(at place, p pick)
-	// setEndpoints writes to indices that no pick names, and that none has named since settle.
+	// rangeAt and setRange access one word, at an index below the capacity.
+	rangeAt(at place) endpointRange
+	setRange(at place, p endpointRange)
+	// setEndpoints writes to indices that no range names, and that none has named since settle.
 	setEndpoints(first uint32, endpoints desired.Endpoints)
 	hasEndpoints(first uint32, endpoints desired.Endpoints) bool
 	// settle returns when no program uses any more what it read before.
@@ -38,18 +38,18 @@ type capacity struct{ frontends, services, endpoints uint32 }
 // place is where a frontend leads: a scope of a service.
 type place struct{ service, scope uint32 }
 
-// pick is the word of sockets.c.
-type pick uint64
+// endpointRange is a range of endpoints: the word of sockets.c.
+type endpointRange uint64
 
-func newPick(b block, n int, sequence uint16) pick {
-	return pick(b.first)<<32 | pick(n)<<16 | pick(sequence)
+func newRange(b block, n int, sequence uint16) endpointRange {
+	return endpointRange(b.first)<<32 | endpointRange(n)<<16 | endpointRange(sequence)
 }
 
-func (p pick) sequence() uint16 { return uint16(p) }
+func (p endpointRange) sequence() uint16 { return uint16(p) }
 
-func (p pick) count() int { return int(p >> 16 & math.MaxUint16) }
+func (p endpointRange) count() int { return int(p >> 16 & math.MaxUint16) }
 
-func (p pick) block() block {
+func (p endpointRange) block() block {
 	if p.count() == 0 {
 		return block{}
 	}
@@ -57,8 +57,8 @@ func (p pick) block() block {
 }
 
 // layer keeps the maps of one IP family as they should be. It never changes what a program may be
-// reading: endpoints are written to a new block, one store of a pick publishes them, and the old
-// block is used again only when no program can have the old pick. So a socket always gets an
+// reading: endpoints are written to a new block, one store of a range publishes them, and the old
+// block is used again only when no program can have the old range. So a socket always gets an
 // endpoint of one state. A frontend is written after what it leads to, and removed before.
 //
 // Calls must not overlap.
@@ -162,7 +162,7 @@ func (l *layer) read(have map[desired.Key]place) (found map[uint32]*service, ok 
 			found[at.service] = s
 			ids = append(ids, block{s.id, 1})
 			for scope := range s.blocks {
-				p := l.kernel.pick(place{s.id, uint32(scope)})
+				p := l.kernel.rangeAt(place{s.id, uint32(scope)})
 				s.blocks[scope], l.sequence = p.block(), max(l.sequence, p.sequence())
 				if s.blocks[scope].size > 0 {
 					blocks = append(blocks, s.blocks[scope])
@@ -185,7 +185,7 @@ func (l *layer) adopt(name changetracker.ServicePortName, w *carried, found map[
 		return
 	}
 	for scope, endpoints := range w.endpoints {
-		p := l.kernel.pick(place{s.id, uint32(scope)})
+		p := l.kernel.rangeAt(place{s.id, uint32(scope)})
 		if p.count() == endpoints.Len() && l.kernel.hasEndpoints(s.blocks[scope].first, endpoints) {
 			s.endpoints[scope] = endpoints
 		}
@@ -391,7 +391,7 @@ func (l *layer) tryPublish(name changetracker.ServicePortName, w *carried) error
 func (l *layer) clear(s *service, w *carried) {
 	for scope := range s.blocks {
 		if w.endpoints[scope].Len() == 0 && s.blocks[scope].size > 0 {
-			l.kernel.setPick(place{s.id, uint32(scope)}, 0)
+			l.kernel.setRange(place{s.id, uint32(scope)}, 0)
 			l.wait(l.blocks, s.blocks[scope])
 			s.blocks[scope], s.endpoints[scope] = block{}, desired.Endpoints{}
 			l.writes++
@@ -439,7 +439,7 @@ func (l *layer) fill(s *service, w *carried) (*service, error) {
 		}
 		s = &service{id: id.first}
 		for scope := range s.blocks {
-			l.kernel.setPick(place{s.id, uint32(scope)}, 0)
+			l.kernel.setRange(place{s.id, uint32(scope)}, 0)
 		}
 	}
 	for scope, endpoints := range w.endpoints {
@@ -452,7 +452,7 @@ func (l *layer) fill(s *service, w *carried) (*service, error) {
 		}
 		l.kernel.setEndpoints(b.first, endpoints)
 		l.sequence++
-		l.kernel.setPick(place{s.id, uint32(scope)}, newPick(b, endpoints.Len(), l.sequence))
+		l.kernel.setRange(place{s.id, uint32(scope)}, newRange(b, endpoints.Len(), l.sequence))
 		l.wait(l.blocks, s.blocks[scope])
 		s.blocks[scope], s.endpoints[scope] = b, endpoints
 		l.writes += endpoints.Len() + 1
@@ -523,7 +523,7 @@ func dump(w io.Writer, k kernel) error {
 	}
 	for _, at := range slices.SortedFunc(maps.Keys(all), desired.Key.Compare) {
 		to := all[at]
-		p := k.pick(to)
+		p := k.rangeAt(to)
 		if _, err := fmt.Fprintf(w, "socket %v: service %d, %d endpoints from %d\n", at, to.service, p.count(), p.block().first); err != nil {
 			return fmt.Errorf("print the frontends of sockets: %w", err)
 		}

@@ -19,7 +19,7 @@ import (
 type memory struct {
 	size    capacity
 	leads   map[desired.Key]place
-	picks   map[place]pick
+	ranges  map[place]endpointRange
 	ends    []netip.AddrPort
 	readers []*reader
 	random  *rand.Rand
@@ -32,12 +32,12 @@ type reader struct {
 	to    desired.Key
 	began int // in the history
 	place place
-	pick  pick
+	ends  endpointRange
 	step  int
 }
 
 func newMemory(random *rand.Rand, size capacity, check func(*reader, netip.AddrPort)) *memory {
-	return &memory{size: size, leads: map[desired.Key]place{}, picks: map[place]pick{}, ends: make([]netip.AddrPort, size.endpoints), random: random, check: check}
+	return &memory{size: size, leads: map[desired.Key]place{}, ranges: map[place]endpointRange{}, ends: make([]netip.AddrPort, size.endpoints), random: random, check: check}
 }
 
 func (m *memory) capacity() capacity { return m.size }
@@ -79,11 +79,11 @@ func (m *memory) removeFrontends(keys []desired.Key) error {
 	return nil
 }
 
-func (m *memory) pick(at place) pick { return m.picks[at] }
+func (m *memory) rangeAt(at place) endpointRange { return m.ranges[at] }
 
-func (m *memory) setPick(at place, p pick) {
+func (m *memory) setRange(at place, p endpointRange) {
 	m.run()
-	m.picks[at] = p
+	m.ranges[at] = p
 }
 
 func (m *memory) setEndpoints(first uint32, endpoints desired.Endpoints) {
@@ -131,12 +131,12 @@ func (m *memory) advance(r *reader) {
 			return
 		}
 	case 1:
-		if r.pick = m.picks[r.place]; r.pick.count() == 0 {
+		if r.ends = m.ranges[r.place]; r.ends.count() == 0 {
 			r.step = done
 			return
 		}
 	case 2:
-		m.check(r, m.ends[r.pick.block().first+uint32(m.random.IntN(r.pick.count()))])
+		m.check(r, m.ends[r.ends.block().first+uint32(m.random.IntN(r.ends.count()))])
 	}
 	r.step++
 }
@@ -313,7 +313,7 @@ func damage(random *rand.Rand, m *memory) {
 		case 1:
 			m.leads[key] = place{random.Uint32N(100), random.Uint32N(4)}
 		case 2:
-			m.picks[to] = pick(random.Uint64())
+			m.ranges[to] = endpointRange(random.Uint64())
 		case 3:
 			m.ends[random.IntN(len(m.ends))] = netip.AddrPort{}
 		}
@@ -328,7 +328,7 @@ func mustLead(t *testing.T, m *memory, wanted map[changetracker.ServicePortName]
 		for key, scope := range c.frontends {
 			n++
 			to, ok := m.leads[key]
-			p := m.picks[to]
+			p := m.ranges[to]
 			if !ok || int(to.scope) != scope || p.count() != c.endpoints[scope].Len() || !m.hasEndpoints(p.block().first, c.endpoints[scope]) {
 				t.Fatalf("%v of %v leads to %+v, %d endpoints; want %v", key, name, to, p.count(), c.endpoints[scope])
 			}
@@ -366,7 +366,7 @@ func TestNoWordComesAgain(t *testing.T) {
 	name := changetracker.ServicePortName{NamespacedName: types.NamespacedName{Name: "web"}}
 	key := desired.Key{VIP: netip.MustParseAddr("10.96.0.1"), Protocol: desired.TCP, Port: 80}
 	wanted := map[changetracker.ServicePortName]*carried{name: {frontends: map[desired.Key]int{key: 0}}}
-	m, seen := newMemory(rand.New(rand.NewPCG(1, 2)), capacity{16, 16, 16}, nil), map[pick]bool{}
+	m, seen := newMemory(rand.New(rand.NewPCG(1, 2)), capacity{16, 16, 16}, nil), map[endpointRange]bool{}
 	for range 5 {
 		l := &layer{kernel: m}
 		for i := range 4 {
@@ -375,7 +375,7 @@ func TestNoWordComesAgain(t *testing.T) {
 			if _, err := update(l, wanted, []changetracker.ServicePortName{name}, i == 0); err != nil {
 				t.Fatal(err)
 			}
-			for at, p := range m.picks {
+			for at, p := range m.ranges {
 				if at.scope != 0 || p == 0 {
 					continue
 				}

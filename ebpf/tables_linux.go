@@ -196,16 +196,16 @@ func readFrontends[K [8]byte | [20]byte](m *tables) (map[desired.Key]place, erro
 	}
 }
 
-// word is where a pick is. The caller has checked that it exists; the slice does again.
+// word is where a range is. The caller has checked that it exists; the slice does again.
 func (m *tables) word(at place) *uint64 {
 	const size = 8 * scopes
-	picks := m.services[size*int(at.service) : size*int(at.service)+size]
-	return (*uint64)(unsafe.Pointer(&picks[8*at.scope])) // aligned: the memory is that of a page
+	ranges := m.services[size*int(at.service) : size*int(at.service)+size]
+	return (*uint64)(unsafe.Pointer(&ranges[8*at.scope])) // aligned: the memory is that of a page
 }
 
-func (m *tables) pick(at place) pick { return pick(atomic.LoadUint64(m.word(at))) }
+func (m *tables) rangeAt(at place) endpointRange { return endpointRange(atomic.LoadUint64(m.word(at))) }
 
-func (m *tables) setPick(at place, p pick) { atomic.StoreUint64(m.word(at), uint64(p)) }
+func (m *tables) setRange(at place, p endpointRange) { atomic.StoreUint64(m.word(at), uint64(p)) }
 
 // endpoint is the place of an endpoint in the array.
 func (m *tables) endpoint(i uint32) []byte {

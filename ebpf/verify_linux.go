@@ -170,7 +170,7 @@ func (m *tables) endpointsOf(at place, size capacity) (endpoints desired.Endpoin
 	if at.service >= size.services || at.scope >= scopes {
 		return endpoints, false
 	}
-	p := m.pick(at)
+	p := m.rangeAt(at)
 	first, n := uint64(p>>32), uint64(p.count())
 	if first+n > uint64(size.endpoints) {
 		return endpoints, false

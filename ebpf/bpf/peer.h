@@ -15,7 +15,7 @@ struct peer {
 	__be16 vip_port;      /* 0: nothing */
 	__be16 endpoint_port; /* 0: the rules have the VIP */
 	__u32 service;
-	__u64 pick;
+	__u64 range;
 };
 
 /* A UDP socket may be connected, and send to other addresses too. All programs that read or write it

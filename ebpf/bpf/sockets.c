@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 
 // Programs that translate the destination of a socket once, when it connects, or that of datagrams when
-// they are sent. The file is compiled for each IP family, see generate.go.
+// they are sent. The file is compiled for each IP family, see hack/ebpf.sh.
 //
 // A program never refuses anything: it translates, or leaves the address as it is. Then the rules
 // of the node decide.
@@ -27,14 +27,14 @@ struct frontend_key {
 
 struct frontend {
 	__u32 service; /* index */
-	__u32 scope;   /* index in picks */
+	__u32 scope;   /* index in ranges */
 };
 
-/* A pick names the endpoints of a scope: the index of the first (32 bits), their number (16 bits)
+/* A range names the endpoints of a scope: the index of the first (32 bits), their number (16 bits)
  * and a number that differs from one publication to the next (16 bits). It is written and read as
  * one word, so that no program sees half of a change. */
 struct service {
-	__u64 picks[2];
+	__u64 ranges[2];
 };
 
 struct endpoint {
@@ -124,7 +124,8 @@ static __always_inline void count(__u32 what)
 		__sync_fetch_and_add(n, 1); /* another program may interrupt this one */
 }
 
-/* skips is whether the socket is left to the rules because of where it is. */
+/* skips is whether the socket is left to the rules because of where it is. bpf_get_netns_cookie is there since
+ * Linux 5.7. */
 static __always_inline int skips(struct bpf_sock_addr *ctx, int bound)
 {
 	__u64 cookie = bpf_get_netns_cookie(ctx);
@@ -149,12 +150,12 @@ static __always_inline int skips(struct bpf_sock_addr *ctx, int bound)
 /* A target is what a frontend leads to. */
 struct target {
 	__u32 service;
-	__u64 pick;
+	__u64 range;
 };
 
-static __always_inline __u32 first_of(__u64 pick) { return pick >> 32; }
+static __always_inline __u32 first_of(__u64 range) { return range >> 32; }
 
-static __always_inline __u32 count_of(__u64 pick) { return (pick >> 16) & 0xffff; }
+static __always_inline __u32 count_of(__u64 range) { return (range >> 16) & 0xffff; }
 
 /* look_up finds the target of an address. 0 means to leave it to the rules. */
 static __always_inline int look_up(struct bpf_sock_addr *ctx, struct frontend_key *key, int bound, struct target *to)
@@ -170,17 +171,21 @@ static __always_inline int look_up(struct bpf_sock_addr *ctx, struct frontend_ke
 	service = bpf_map_lookup_elem(&services, &to->service);
 	if (!service)
 		return 0;
-	to->pick = *(volatile __u64 *)&service->picks[frontend->scope & 1];
-	if (!count_of(to->pick)) {
+	/* One read: the process may store another range at any time. The mask shows the verifier that the index is
+	 * one of two; a map's value may be anything. */
+	to->range = *(volatile __u64 *)&service->ranges[frontend->scope & 1];
+	if (!count_of(to->range)) {
 		count(EMPTY);
 		return 0;
 	}
 	return 1;
 }
 
-static __always_inline struct endpoint *draw(__u64 pick)
+/* random_endpoint is one of a range. The process gives the places to other endpoints only when no program can have
+ * the old range: see layer.go. */
+static __always_inline struct endpoint *random_endpoint(__u64 range)
 {
-	__u32 i = first_of(pick) + bpf_get_prandom_u32() % count_of(pick);
+	__u32 i = first_of(range) + bpf_get_prandom_u32() % count_of(range);
 
 	return bpf_map_lookup_elem(&endpoints, &i);
 }
@@ -204,7 +209,7 @@ static __always_inline void remember(struct peer *peer, struct frontend_key *key
 	peer->vip_port = key->port;
 	peer->endpoint_port = endpoint->port;
 	peer->service = to->service;
-	peer->pick = to->pick;
+	peer->range = to->range;
 }
 
 /* connected_of returns what a TCP or UDP socket remembers of its connection. */
@@ -237,7 +242,7 @@ static __always_inline struct endpoint *choose(struct bpf_sock_addr *ctx, struct
 
 	if (!look_up(ctx, key, bound, &to))
 		return forget(ctx, key->protocol);
-	endpoint = draw(to.pick);
+	endpoint = random_endpoint(to.range);
 	if (!endpoint)
 		return forget(ctx, key->protocol);
 	if (key->protocol == IPPROTO_UDP || !real_peer) {
@@ -253,7 +258,7 @@ static __always_inline struct endpoint *choose(struct bpf_sock_addr *ctx, struct
 	return endpoint;
 }
 
-/* A search looks for an endpoint among those of a pick. */
+/* A search looks for an endpoint among those of a range. */
 struct search {
 	__be32 addr[WORDS];
 	__be16 port;
@@ -272,15 +277,16 @@ static long compare(__u32 i, struct search *s)
 	return 1; /* the last one */
 }
 
-/* stays is whether the endpoint of a peer is one of a pick. */
-static __always_inline int stays(struct peer *peer, __u64 pick)
+/* is_in is whether the endpoint of a peer is one of a range. With bpf_loop, of Linux 5.17, the verifier checks one
+ * turn instead of up to 65,535. */
+static __always_inline int is_in(struct peer *peer, __u64 range)
 {
-	struct search s = {.first = first_of(pick), .port = peer->endpoint_port};
+	struct search s = {.first = first_of(range), .port = peer->endpoint_port};
 
 #pragma unroll
 	for (int w = 0; w < WORDS; w++)
 		s.addr[w] = peer->endpoint[w];
-	bpf_loop(count_of(pick), compare, &s, 0);
+	bpf_loop(count_of(range), compare, &s, 0);
 	return s.found;
 }
 
@@ -304,8 +310,8 @@ static __always_inline int is_shared(struct datagrams *d, struct peer *peer)
 	       1;
 }
 
-/* sent_to returns what a socket remembers of a VIP, or room for it, or NULL. */
-static __always_inline struct peer *sent_to(struct datagrams *d, struct frontend_key *key)
+/* find_peer returns what a socket remembers of a VIP, or room for it, or NULL. */
+static __always_inline struct peer *find_peer(struct datagrams *d, struct frontend_key *key)
 {
 	if (is_vip(&d->sent[0], key) || !d->sent[0].vip_port)
 		return &d->sent[0];
@@ -314,9 +320,9 @@ static __always_inline struct peer *sent_to(struct datagrams *d, struct frontend
 	return NULL;
 }
 
-/* send_to chooses an endpoint for a datagram, the one of the last datagram as long as it can. NULL means
+/* choose_peer chooses an endpoint for a datagram, the one of the last datagram as long as it can. NULL means
  * to leave it to the rules, as are datagrams to more VIPs than fit. */
-static __always_inline struct peer *send_to(struct bpf_sock_addr *ctx, struct frontend_key *key, int bound)
+static __always_inline struct peer *choose_peer(struct bpf_sock_addr *ctx, struct frontend_key *key, int bound)
 {
 	struct endpoint *endpoint;
 	struct datagrams *d;
@@ -330,21 +336,21 @@ static __always_inline struct peer *send_to(struct bpf_sock_addr *ctx, struct fr
 		count(NO_MEMORY);
 		return NULL;
 	}
-	peer = sent_to(d, key);
+	peer = find_peer(d, key);
 	if (!peer)
 		return NULL;
 	if (is_vip(peer, key)) {
 		if (!peer->endpoint_port)
 			return NULL;
-		if (peer->pick == to.pick)
+		if (peer->range == to.range)
 			return peer;
-		if (stays(peer, to.pick)) {
-			peer->pick = to.pick;
+		if (is_in(peer, to.range)) {
+			peer->range = to.range;
 			peer->service = to.service;
 			return peer;
 		}
 	}
-	endpoint = draw(to.pick);
+	endpoint = random_endpoint(to.range);
 	if (!endpoint)
 		return NULL;
 	remember(peer, key, endpoint, &to);
@@ -457,7 +463,7 @@ int sendmsg6(struct bpf_sock_addr *ctx)
 	if (!key.protocol)
 		return 1;
 	read6(ctx, key.addr);
-	to = send_to(ctx, &key, is_bound6(ctx) || sends_from6(ctx));
+	to = choose_peer(ctx, &key, is_bound6(ctx) || sends_from6(ctx));
 	if (to)
 		write6(ctx, to->endpoint, to->endpoint_port);
 	return 1;
@@ -543,7 +549,7 @@ int sendmsg4(struct bpf_sock_addr *ctx)
 	if (!key.protocol)
 		return 1;
 	read4(ctx, key.addr);
-	to = send_to(ctx, &key, is_bound4(ctx) || sends_from4(ctx));
+	to = choose_peer(ctx, &key, is_bound4(ctx) || sends_from4(ctx));
 	if (to)
 		write4(ctx, to->endpoint, to->endpoint_port);
 	return 1;

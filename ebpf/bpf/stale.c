@@ -83,7 +83,7 @@ struct found {
 	__be32 endpoint[WORDS];
 };
 
-struct doomed {
+struct stale {
 	__be32 endpoint[WORDS];
 	__be16 endpoint_port;
 	__u16 ended; /* written by destroy */
@@ -95,8 +95,8 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, 16384);
 	__type(key, __u64);
-	__type(value, struct doomed);
-} doomed SEC(".maps");
+	__type(value, struct stale);
+} stale SEC(".maps");
 
 /* is_connected is whether a socket is still connected to an endpoint. */
 static __always_inline int is_connected(struct sock *sk, const __be32 *endpoint, __be16 port)
@@ -137,18 +137,18 @@ int find(struct bpf_iter__bpf_sk_storage_map *ctx)
 	return 0;
 }
 
-/* destroy ends the doomed sockets of a network namespace. */
+/* destroy ends the stale sockets of a network namespace, with bpf_sock_destroy of Linux 6.5. */
 SEC("iter/udp")
 int destroy(struct bpf_iter__udp *ctx)
 {
 	struct sock *sk = (struct sock *)ctx->udp_sk;
-	struct doomed *is;
+	struct stale *is;
 	__u64 cookie;
 
 	if (!sk)
 		return 0;
 	cookie = bpf_get_socket_cookie(sk);
-	is = bpf_map_lookup_elem(&doomed, &cookie);
+	is = bpf_map_lookup_elem(&stale, &cookie);
 	if (!is || !is_connected(sk, is->endpoint, is->endpoint_port))
 		return 0;
 	if (!bpf_sock_destroy((struct sock_common *)sk))
