@@ -188,3 +188,24 @@ func (e *Engine) effectOf(s *script, isFull bool) *effect {
 	}
 	return &effect{s.tables, written, e.have, e.jumps, isFull}
 }
+
+// Apply implements proxier.Engine.
+func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
+	defer e.wakeWatch() // after mu is unlocked
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.report = proxier.ApplyReport{}
+	err := e.apply(ctx, &update)
+	result := proxier.Result{Failed: e.refused, Report: e.report, Left: e.left}
+	if err == nil {
+		e.left = nil
+	}
+	return result, err
+}
+
+func (e *Engine) wakeWatch() {
+	select {
+	case e.written <- struct{}{}:
+	default:
+	}
+}

@@ -81,27 +81,6 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 	return lightdeps.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) { return NewEngine(config, family, deps) })
 }
 
-// Apply implements proxier.Engine.
-func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
-	defer e.wakeWatch() // after mu is unlocked
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.report = proxier.ApplyReport{}
-	err := e.apply(ctx, &update)
-	result := proxier.Result{Failed: e.refused, Report: e.report, Left: e.left}
-	if err == nil {
-		e.left = nil
-	}
-	return result, err
-}
-
-func (e *Engine) wakeWatch() {
-	select {
-	case e.written <- struct{}{}:
-	default:
-	}
-}
-
 // Traits implements proxier.Engine.
 func (e *Engine) Traits(*desired.Service) desired.Traits {
 	return desired.Traits{ServiceIPsPass: true, LoopbackNodePorts: e.config.LocalhostNodePorts, NoHash: true}

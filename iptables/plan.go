@@ -10,6 +10,7 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/chainname"
 	"github.com/serviceplane/serviceplane/internal/enum"
+	v1 "k8s.io/api/core/v1"
 )
 
 // planner turns service ports into chains and rules. It is pure.
@@ -381,4 +382,21 @@ func healthKey(port uint16) desired.Key { return desired.Key{Protocol: desired.T
 func healthDestination(port uint16, owner changetracker.ServicePortName) destination {
 	r := newRule().protocol(desired.TCP).comment("%s health check node port", owner.NamespacedName).port(desired.TCP, port).target("-j ACCEPT")
 	return destination{key: healthKey(port), owner: owner, rules: []rule{r}}
+}
+
+// Plan is for proxier.Abilities: it returns the input of iptables-restore that
+// programs the update from scratch.
+func (e *Engine) Plan(update desired.Update) (text string, err error) {
+	return plan(&e.config, e.family, &update), nil
+}
+
+// plan returns the input of iptables-restore that programs an update from scratch.
+func plan(c *Config, family v1.IPFamily, update *desired.Update) string {
+	m := newModel(c, family, update.Globals)
+	m.plan(update)
+	want := m.allChains()
+	nat, filter := changeOf(nil, want[tableNAT], false), changeOf(nil, want[tableFilter], false)
+	_, nat.first.inserts, _ = repairJumps(m.jumps()[tableNAT], nil)
+	_, filter.first.inserts, _ = repairJumps(m.jumps()[tableFilter], nil)
+	return compose(nat, filter).b.String()
 }

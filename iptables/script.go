@@ -5,10 +5,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-
-	v1 "k8s.io/api/core/v1"
-
-	"github.com/serviceplane/serviceplane/desired"
 )
 
 // script builds the input of iptables-restore.
@@ -70,21 +66,4 @@ func compose(nat, filter *change) *script {
 	s.add(tableNAT, &nat.first)
 	s.add(tableFilter, &filter.last)
 	return s
-}
-
-// Plan is for proxier.Abilities: it returns the input of iptables-restore that
-// programs the update from scratch.
-func (e *Engine) Plan(update desired.Update) (text string, err error) {
-	return plan(&e.config, e.family, &update), nil
-}
-
-// plan returns the input of iptables-restore that programs an update from scratch.
-func plan(c *Config, family v1.IPFamily, update *desired.Update) string {
-	m := newModel(c, family, update.Globals)
-	m.plan(update)
-	want := m.allChains()
-	nat, filter := changeOf(nil, want[tableNAT], false), changeOf(nil, want[tableFilter], false)
-	_, nat.first.inserts, _ = repairJumps(m.jumps()[tableNAT], nil)
-	_, filter.first.inserts, _ = repairJumps(m.jumps()[tableFilter], nil)
-	return compose(nat, filter).b.String()
 }

@@ -347,3 +347,17 @@ func (e *Engine) use(vips []netip.Addr, n int) {
 		}
 	}
 }
+
+// Apply implements proxier.Engine. Service ports that the kernel refuses, for example for
+// an unknown scheduler, are in Result.Failed.
+func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.result = proxier.Result{Left: e.result.Left}
+	err := e.apply(ctx, &update)
+	result := e.result
+	if err == nil {
+		e.result.Left = nil
+	}
+	return result, err
+}

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
-	"maps"
 	"net/netip"
-	"slices"
 	"sync"
 
 	"go.uber.org/zap"
@@ -153,20 +151,6 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 	return lightdeps.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) { return NewEngine(config, family, deps) })
 }
 
-// Apply implements proxier.Engine. Service ports that the kernel refuses, for example for
-// an unknown scheduler, are in Result.Failed.
-func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.result = proxier.Result{Left: e.result.Left}
-	err := e.apply(ctx, &update)
-	result := e.result
-	if err == nil {
-		e.result.Left = nil
-	}
-	return result, err
-}
-
 // Abilities implements proxier.Engine.
 func (e *Engine) Abilities() proxier.Abilities {
 	return proxier.Abilities{OwnsNames: true, Watch: e.Watch, Plan: e.Plan, Dump: e.Dump, Counts: e.Counts, Verify: e.Verify}
@@ -231,17 +215,4 @@ func (e *Engine) Close() error {
 	defer e.mu.Unlock()
 	e.disconnect()
 	return errors.Join(e.rules.Close(), e.firewall.close())
-}
-
-// Plan is for proxier.Abilities. It does not read the node's addresses; it uses those of
-// the update's Globals.
-func (e *Engine) Plan(update desired.Update) (string, error) {
-	p := planner{config: &e.config, nodeAddrs: nodePortAddrs(update.Globals.NodeAddresses, update.Globals.NodePortAddresses)}
-	all := map[serverKey]*virtual{}
-	for s := range update.Services() {
-		maps.Copy(all, p.virtuals(s))
-	}
-	maps.DeleteFunc(all, func(_ serverKey, v *virtual) bool { return len(v.reals) == 0 })
-	front, err := e.rules.Plan(update, func(vip netip.Addr) bool { return !slices.Contains(update.Globals.NodeAddresses, vip) })
-	return text(all) + "\n" + front, err
 }

@@ -9,9 +9,7 @@ import (
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/internal/counting"
 )
 
 // observe reads the state of the kernel. It drops the state of all service ports, which a
@@ -95,37 +93,4 @@ func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
 		return err
 	}
 	return e.rules.Dump(ctx, w)
-}
-
-// Counts is for proxier.Abilities: it adds up the kernel's counters of real servers, over all
-// virtual servers of a service port.
-func (e *Engine) Counts(ctx context.Context) (connection.Counts, error) {
-	if e.tally == nil {
-		return connection.Counts{}, counting.ErrOff
-	}
-	e.mu.Lock()
-	began, programmed := e.tally.ledger.Clock(), e.table != nil
-	e.mu.Unlock()
-	var all map[serverKey]*virtual
-	if programmed {
-		k, err := e.system.kernel() // of its own, so that no sync waits
-		if err != nil {
-			return connection.Counts{}, err
-		}
-		defer k.Close()
-		if all, err = k.List(); err != nil {
-			return connection.Counts{}, err
-		}
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if err := ctx.Err(); err != nil {
-		return connection.Counts{}, err
-	}
-	for key, v := range all {
-		if e.table != nil && e.table.virtuals[key] != nil {
-			e.tally.add(key, v.loads, began)
-		}
-	}
-	return e.tally.ledger.Counts(), nil
 }

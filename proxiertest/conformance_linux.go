@@ -181,6 +181,11 @@ func (s *suite) use(ctx context.Context, t *testing.T, wanted setup) proxier.Pro
 	if s.running != nil && s.running.setup == wanted {
 		return s.running.provider
 	}
+	if s.running != nil { // deletes the services of the last scenario, and nothing else
+		if err := Sync(ctx, s.running.provider); err != nil {
+			t.Errorf("last sync with setup %q: %v", s.running.setup, err)
+		}
+	}
 	s.stop(ctx, t)
 	config := wanted.config(s.world)
 	if s.adjust != nil {
@@ -223,11 +228,6 @@ func (s *suite) end(t *testing.T) (last *running) {
 
 func (s *suite) stop(ctx context.Context, t *testing.T) {
 	t.Helper()
-	if s.running != nil { // deletes the services of the last scenario, and nothing else
-		if err := Sync(ctx, s.running.provider); err != nil {
-			t.Errorf("last sync with setup %q: %v", s.running.setup, err)
-		}
-	}
 	last := s.end(t)
 	if last == nil {
 		return

@@ -3,8 +3,8 @@ package userspace
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"slices"
 	"sync"
@@ -193,15 +193,31 @@ func (e *Engine) Traits(s *desired.Service) desired.Traits {
 	return t
 }
 
-// Dump is for Abilities.
-func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
-	for _, at := range e.Sockets() {
-		if _, err := fmt.Fprintf(w, "%v %v %v/%s\n", at.Name, at.Role, at.Addr, at.Name.Protocol); err != nil {
-			return err
-		}
+// Close lets connections continue for Config.Linger. Then it ends all sockets and
+// connections, and waits for them. The portals stay in the
+// kernel and refuse clients until the next start updates them. Apply may be called
+// again after Close; that update must be full.
+func (e *Engine) Close() error {
+	e.linger()
+	err := e.shutdown(context.Background()) //nolint:forbidigo // addresses are always removed
+	if e.portals != nil {
+		err = errors.Join(err, e.portals.Close())
 	}
-	if e.portals == nil || e.portals.Abilities().Dump == nil {
-		return nil
+	return err
+}
+
+func (e *Engine) shutdown(ctx context.Context) error {
+	for name := range e.services {
+		e.remove(name)
 	}
-	return e.portals.Abilities().Dump(ctx, w)
+	if e.end != nil {
+		e.end()
+		e.end = nil
+	}
+	err := e.closeSockets(ctx)
+	e.running.Wait()
+	e.workers.running.Wait()
+	e.refuser.close()
+	e.portalGlobals = desired.Globals{}
+	return err
 }

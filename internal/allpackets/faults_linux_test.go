@@ -94,7 +94,7 @@ func faults() []fault {
 		{"ebpf/carry.go", "the endpoints of all nodes are those of policy Local", `all.endpoints[index] = s.Endpoints(scope)`, `all.endpoints[index] = s.Endpoints(desired.ScopeCluster)`},
 		{"ebpf/layer.go", "a frontend that goes stays in the map", `if !w.has(key) {`, `if !w.has(key) && scopes == 1 {`},
 		{"ebpf/layer.go", "a frontend that gets another policy keeps the endpoints of the old one", `other != scope {`, `other != scope && scopes == 1 {`},
-		{"ebpf/layer.go", "the last endpoint is never chosen", `newPick(b, endpoints.Len(), l.sequence)`, `newPick(b, max(1, endpoints.Len()-1), l.sequence)`},
+		{"ebpf/layer.go", "the last endpoint is never chosen", `newRange(b, endpoints.Len(), l.sequence)`, `newRange(b, max(1, endpoints.Len()-1), l.sequence)`},
 		{"ebpf/tables_linux.go", "endpoints are written one place too late", `copy(m.endpoint(at), is[:])`, `copy(m.endpoint(at+1), is[:])`},
 		{"iptables/plan.go", "node ports and external IPs do not drop", `case f.Action == desired.Drop:`, `case f.Action == desired.Drop && f.Kind == desired.ClusterIP:`},
 	}

@@ -219,3 +219,81 @@ func (e *Engine) send(ctx context.Context, w *wire) error {
 	}
 	return e.listeners.transaction(func() error { return e.kernel.commit(ctx, w) })
 }
+
+// errNotFull is a bug of the caller: the first Update, the one after a failure, and the one
+// after a change of pod detection must be full.
+var errNotFull = errors.New("nftables: a full update is needed, got a partial one")
+
+// Apply implements proxier.Engine.
+func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
+	defer e.counts.lock()()
+	e.counts.forgetLate()
+	e.report = proxier.ApplyReport{}
+	err := e.apply(ctx, update)
+	// The kernel did not know an expression of a rule and knows all of them now: modules were loading,
+	// perhaps for the other family or another process. Each rule may wait for another module.
+	var refused []string
+	for update.Full && isUnknown(err) && !errors.Is(err, proxier.ErrNotSupported) && !slices.Contains(refused, refusedObject(err)) {
+		refused = append(refused, refusedObject(err))
+		err = e.apply(ctx, update)
+	}
+	result := proxier.Result{Report: e.report, Left: e.left, Limited: e.limited}
+	if err == nil {
+		e.left = nil
+	}
+	return result, err
+}
+
+func (e *Engine) apply(ctx context.Context, update desired.Update) error {
+	if err := e.connect(); err != nil {
+		return err
+	}
+	trusted := e.trusted
+	e.trusted, e.limited = false, nil // unless all goes well
+	err := errors.Join(e.findHash(ctx, &update), e.findCounters(ctx, &update), e.findFlowtables(ctx, &update))
+	switch {
+	case err != nil:
+	case update.Full:
+		err = e.applyFull(ctx, update, trusted)
+	case trusted:
+		err = e.applyChanges(ctx, update)
+	default:
+		err = errNotFull
+	}
+	err = errors.Join(err, e.endLoad(ctx, err))
+	if err != nil {
+		// The kernel may still send answers to the failed transaction: a new socket does
+		// not receive them.
+		return e.explainRule(ctx, errors.Join(err, e.Close()))
+	}
+	if e.counting() {
+		e.counts.ledger.Applied(&update)
+	}
+	e.trusted, e.failedRepairs = true, 0
+	if update.Full {
+		e.syncDevices(ctx)
+	}
+	return nil
+}
+
+// beginLoad pauses the listeners.
+func (e *Engine) beginLoad(ctx context.Context) error {
+	if e.loading {
+		return nil
+	}
+	e.loading = true
+	return e.listeners.beginLoad(func() (uint32, error) { return e.generation(ctx) })
+}
+
+// endLoad resumes the listeners, if they paused.
+func (e *Engine) endLoad(ctx context.Context, outcome error) error {
+	if !e.loading {
+		return nil
+	}
+	e.loading = false
+	var failed uint8
+	if outcome != nil {
+		failed = e.batch.family
+	}
+	return e.listeners.endLoad(failed, func() (uint32, error) { return e.generation(ctx) })
+}

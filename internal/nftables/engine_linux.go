@@ -2,9 +2,7 @@ package nftables
 
 import (
 	"context"
-	"errors"
 	"net/netip"
-	"slices"
 	"sync/atomic"
 
 	"go.uber.org/zap"
@@ -138,84 +136,6 @@ func netfilterFamily(family v1.IPFamily) uint8 {
 	return unix.NFPROTO_IPV6
 }
 
-// errNotFull is a bug of the caller: the first Update, the one after a failure, and the one
-// after a change of pod detection must be full.
-var errNotFull = errors.New("nftables: a full update is needed, got a partial one")
-
-// Apply implements proxier.Engine.
-func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
-	defer e.counts.lock()()
-	e.counts.forgetLate()
-	e.report = proxier.ApplyReport{}
-	err := e.apply(ctx, update)
-	// The kernel did not know an expression of a rule and knows all of them now: modules were loading,
-	// perhaps for the other family or another process. Each rule may wait for another module.
-	var refused []string
-	for update.Full && isUnknown(err) && !errors.Is(err, proxier.ErrNotSupported) && !slices.Contains(refused, refusedObject(err)) {
-		refused = append(refused, refusedObject(err))
-		err = e.apply(ctx, update)
-	}
-	result := proxier.Result{Report: e.report, Left: e.left, Limited: e.limited}
-	if err == nil {
-		e.left = nil
-	}
-	return result, err
-}
-
-func (e *Engine) apply(ctx context.Context, update desired.Update) error {
-	if err := e.connect(); err != nil {
-		return err
-	}
-	trusted := e.trusted
-	e.trusted, e.limited = false, nil // unless all goes well
-	err := errors.Join(e.findHash(ctx, &update), e.findCounters(ctx, &update), e.findFlowtables(ctx, &update))
-	switch {
-	case err != nil:
-	case update.Full:
-		err = e.applyFull(ctx, update, trusted)
-	case trusted:
-		err = e.applyChanges(ctx, update)
-	default:
-		err = errNotFull
-	}
-	err = errors.Join(err, e.endLoad(ctx, err))
-	if err != nil {
-		// The kernel may still send answers to the failed transaction: a new socket does
-		// not receive them.
-		return e.explainRule(ctx, errors.Join(err, e.Close()))
-	}
-	if e.counting() {
-		e.counts.ledger.Applied(&update)
-	}
-	e.trusted, e.failedRepairs = true, 0
-	if update.Full {
-		e.syncDevices(ctx)
-	}
-	return nil
-}
-
-// beginLoad pauses the listeners.
-func (e *Engine) beginLoad(ctx context.Context) error {
-	if e.loading {
-		return nil
-	}
-	e.loading = true
-	return e.listeners.beginLoad(func() (uint32, error) { return e.generation(ctx) })
-}
-
-// endLoad resumes the listeners, if they paused.
-func (e *Engine) endLoad(ctx context.Context, outcome error) error {
-	if !e.loading {
-		return nil
-	}
-	e.loading = false
-	var failed uint8
-	if outcome != nil {
-		failed = e.batch.family
-	}
-	return e.listeners.endLoad(failed, func() (uint32, error) { return e.generation(ctx) })
-}
-
 // generation returns the number of transactions in the network namespace so far.
 func (e *Engine) generation(ctx context.Context) (uint32, error) {
 	return e.generationFrom(ctx, e.kernel)
@@ -246,24 +166,6 @@ func (e *Engine) Close() error {
 	return err
 }
 
-// Cleanup implements proxier.Engine.
-func (e *Engine) Cleanup(ctx context.Context) error {
-	err := e.connect()
-	if errors.Is(err, proxier.ErrNotSupported) {
-		return nil // without nf_tables there are no tables
-	}
-	if err != nil {
-		return err
-	}
-	e.trusted = false
-	w := e.newBatch()
-	w.deleteTable()
-	if err := e.send(ctx, w); !errors.Is(err, unix.ENOENT) {
-		return err
-	}
-	return nil
-}
-
 func (e *Engine) connect() error {
 	if e.kernel != nil {
 		return nil
@@ -291,4 +193,18 @@ func (e *Engine) layoutFor(g *desired.Globals) layout {
 			fastAfter:    e.fastAfter(),
 		},
 	}
+}
+
+// Traits implements proxier.Engine. They depend on the kernel, once a service port has asked for
+// a consistent hash.
+func (e *Engine) Traits(*desired.Service) desired.Traits {
+	return desired.Traits{NoHash: e.hash.Load() == hashMissing, FastPath: e.fastAfter() > 0, ClosedLoadBalancerIPs: e.config.CloseLoadBalancerIPs}
+}
+
+// traitsOf are the traits for the packets of a service port, which the engine behind may translate.
+func (e *Engine) traitsOf(s *desired.Service) desired.Traits {
+	t := e.Traits(s)
+	refused := s.Name.Namespace == "" // see refusedName
+	t.DirectReturn = e.behind != nil && !refused && e.behind(s).DirectReturn
+	return t
 }

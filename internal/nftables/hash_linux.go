@@ -23,20 +23,6 @@ const (
 	hashMissing
 )
 
-// Traits implements proxier.Engine. They depend on the kernel, once a service port has asked for
-// a consistent hash.
-func (e *Engine) Traits(*desired.Service) desired.Traits {
-	return desired.Traits{NoHash: e.hash.Load() == hashMissing, FastPath: e.fastAfter() > 0, ClosedLoadBalancerIPs: e.config.CloseLoadBalancerIPs}
-}
-
-// traitsOf are the traits for the packets of a service port, which the engine behind may translate.
-func (e *Engine) traitsOf(s *desired.Service) desired.Traits {
-	t := e.Traits(s)
-	refused := s.Name.Namespace == "" // see refusedName
-	t.DirectReturn = e.behind != nil && !refused && e.behind(s).DirectReturn
-	return t
-}
-
 const (
 	featureProbes = 3
 	featurePause  = 100 * time.Millisecond

@@ -5,11 +5,15 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
+	"fmt"
+	"io"
+	"maps"
 	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
 )
 
@@ -368,4 +372,44 @@ func (el element) strings() (key, data string) {
 func (el element) clone() element {
 	el.key = slices.Clone(el.key)
 	return el
+}
+
+// Dump is for proxier.Abilities.
+func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
+	if err := e.connect(); err != nil {
+		return err
+	}
+	o, err := e.observe(ctx)
+	if err != nil {
+		return err
+	}
+	l := e.state.layout
+	if l.rules.mark == 0 {
+		l = e.layoutFor(&desired.Globals{})
+	}
+	if o == nil {
+		_, err := fmt.Fprintf(w, "# no table %s %s\n", l.nftFamily(), e.config.Names.Table)
+		return err
+	}
+	v := view{layout: &l, table: e.config.Names.Table, chains: append(l.chains(), o.classChains(&l)...), verdicts: map[setID][]string{}}
+	for _, name := range slices.Sorted(maps.Keys(o.flows)) {
+		v.flows = append(v.flows, o.flows[name])
+	}
+	encoded := map[setID][]byte{}
+	for i := range setSpecs {
+		spec := &setSpecs[i]
+		reset := func() { encoded[spec.id], v.verdicts[spec.id] = nil, nil }
+		err := e.listElements(ctx, spec, reset, func(el element) {
+			if el.chain != "" {
+				v.lead(binary.NativeEndian.Uint32(el.key), el.chain, []setID{spec.id})
+				return
+			}
+			encoded[spec.id] = appendElement(encoded[spec.id], el.key, el.keyEnd, el.data)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	v.elements = func(s *setSpec) []string { return elementTexts(s, v.addrLen(), encoded[s.id]) }
+	return v.print(w)
 }

@@ -2,9 +2,12 @@ package nftables
 
 import (
 	"net/netip"
+	"slices"
+	"strings"
 
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/maglev"
+	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // placed is a service port with its elements. It is not changed after it was made.
@@ -191,4 +194,48 @@ func scopeBit(scope int) uint32 {
 		return affinityLocal
 	}
 	return 0
+}
+
+// Plan is for proxier.Abilities.
+func (e *Engine) Plan(update desired.Update) (string, error) { return e.plan(update, nil) }
+
+func (e *Engine) plan(update desired.Update, holds func(netip.Addr) bool) (string, error) {
+	scratch, err := NewEngine(e.config, e.family, proxier.Deps{})
+	if err != nil {
+		return "", err
+	}
+	scratch.holds, scratch.behind = holds, e.behind
+	scratch.fast.Store(e.fast.Load())
+	scratch.begin(scratch.layoutFor(&update.Globals), false)
+	t := &scratch.step
+	scratch.placeAllInto(&update, t)
+	v := view{layout: &scratch.state.layout, table: e.config.Names.Table, verdicts: map[setID][]string{}}
+	for class, to := range staticClasses() {
+		v.lead(class, to.chain, to.from)
+	}
+	if scratch.fastAfter() > 0 {
+		v.flows = []flowtable{wantedFlowtable()}
+	}
+	v.chains = scratch.state.layout.chains()
+	for _, c := range t.classes {
+		v.lead(uint32(c), c.chain(), c.reachedFrom())
+		v.chains = append(v.chains, scratch.state.layout.classChain(c))
+	}
+	v.elements = func(s *setSpec) []string {
+		if slices.Contains(intervalSets(), s.id) {
+			return prefixTexts(prefixesOf(&update.Globals, s.id))
+		}
+		return elementTexts(s, v.addrLen(), t.adds[s.id].buf)
+	}
+	var b strings.Builder
+	err = v.print(&b)
+	return b.String(), err
+}
+
+// placeAllInto adds all elements of a new table to one transaction.
+func (e *Engine) placeAllInto(update *desired.Update, t *transaction) {
+	for s := range update.Services() {
+		e.change(t, s.Name, s)
+	}
+	e.state.flushCounts(t)
 }

@@ -1,0 +1,28 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// Cleanup implements proxier.Engine.
+func (e *Engine) Cleanup(ctx context.Context) error {
+	err := e.connect()
+	if errors.Is(err, proxier.ErrNotSupported) {
+		return nil // without nf_tables there are no tables
+	}
+	if err != nil {
+		return err
+	}
+	e.trusted = false
+	w := e.newBatch()
+	w.deleteTable()
+	if err := e.send(ctx, w); !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	return nil
+}
