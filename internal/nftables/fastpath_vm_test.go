@@ -4,12 +4,14 @@ package nftables
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
@@ -230,7 +232,8 @@ func TestManyDevices(t *testing.T) {
 func addDummies(n int) error {
 	for i := range n {
 		link := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("dummy%010d", i)}}
-		if err := netlink.LinkAdd(link); err != nil {
+		var err error // the module may be loading for the other family
+		if poll.Soon(func() bool { err = netlink.LinkAdd(link); return !errors.Is(err, unix.EOPNOTSUPP) }); err != nil {
 			return err
 		}
 	}
