@@ -82,12 +82,7 @@ func (e *Engine) listen() (*netlinkx.Conn, error) {
 	if e.family == v1.IPv6Protocol {
 		group = unix.RTNLGRP_IPV6_IFADDR
 	}
-	conn, err := netlinkx.Dial(e.config.NetNS, unix.NETLINK_ROUTE, room)
-	if err == nil {
-		if err = conn.Join(group); err != nil {
-			err = errors.Join(err, conn.Close())
-		}
-	}
+	conn, err := netlinkx.Listen(e.config.NetNS, unix.NETLINK_ROUTE, room, group)
 	if err != nil {
 		return nil, fmt.Errorf("listen to changes of addresses: %w", denied(err))
 	}

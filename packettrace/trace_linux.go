@@ -113,10 +113,7 @@ func open(o *Options, t *table, flags uint32) (s *session, err error) {
 	if err != nil {
 		return s, err
 	}
-	if s.listener, err = netlinkx.Dial(o.NetNS, unix.NETLINK_NETFILTER, bufferBytes); err == nil {
-		err = s.listener.Join(traceGroup)
-	}
-	if err != nil {
+	if s.listener, err = netlinkx.Listen(o.NetNS, unix.NETLINK_NETFILTER, bufferBytes, traceGroup); err != nil {
 		return s, fmt.Errorf("listen to traces: %w", err)
 	}
 	err = t.install(s.owner, flags)

@@ -13,7 +13,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
@@ -210,8 +209,7 @@ func (c *Conn) Answers(messages []byte) iter.Seq2[int, Message] {
 
 // Ask sends a request, such as from Request, and calls each for its answers. They are one message, all messages of a
 // dump, or what comes before the acknowledgement, as the request's flags say. A request may be several messages, whose
-// first has the flags. An error is the kernel's, ErrNoAnswer, that of ctx,
-// or netlink.ErrDumpInterrupted: see Retry.
+// first has the flags. An error is the kernel's, ErrNoAnswer, that of ctx, or ErrInterrupted: see Retry.
 func (c *Conn) Ask(ctx context.Context, request []byte, each func(Message)) error {
 	several := binary.NativeEndian.Uint16(request[6:])&(unix.NLM_F_DUMP|unix.NLM_F_ACK) != 0
 	for rest, number := request, c.Number(1); len(rest) >= unix.NLMSG_HDRLEN; rest = rest[aligned(rest):] {
@@ -228,7 +226,7 @@ func (c *Conn) Ask(ctx context.Context, request []byte, each func(Message)) erro
 		}
 		for _, m := range c.Answers(messages) {
 			if m.Flags&unix.NLM_F_DUMP_INTR != 0 {
-				interrupted = netlink.ErrDumpInterrupted
+				interrupted = ErrInterrupted
 			}
 			if m.Type != unix.NLMSG_DONE && m.Type != unix.NLMSG_ERROR {
 				if each(m); several {

@@ -18,7 +18,7 @@ const attempts = 20
 
 // ErrInterrupted means that a list changed during each attempt to read it, so that it may have objects twice, or lack
 // some (NLM_F_DUMP_INTR).
-var ErrInterrupted = netlink.ErrDumpInterrupted
+var ErrInterrupted = fmt.Errorf("changes by other programs interrupt each reading: %w", netlink.ErrDumpInterrupted)
 
 // Limited limits the calls with a socket to AnswerTime.
 func Limited(s *nl.NetlinkSocket, err error) (*nl.NetlinkSocket, error) {
@@ -125,10 +125,10 @@ func (s *Socket) Devices() (names []string, err error) {
 	return names, nil
 }
 
-// Retry calls f until its error is not ErrInterrupted, some times at most.
+// Retry calls f until its error is not that others have interrupted a reading, some times at most.
 func Retry(f func() error) (err error) {
 	for range attempts {
-		if err = f(); !errors.Is(err, ErrInterrupted) {
+		if err = f(); !errors.Is(err, netlink.ErrDumpInterrupted) {
 			break
 		}
 	}
