@@ -63,7 +63,7 @@ func (e *Engine) apply(ctx context.Context, update *desired.Update) error {
 		return err
 	}
 	if update.Full {
-		if err := errors.Join(e.device.ensure(), e.findLeft(), e.observe(ctx), e.takeBack()); err != nil {
+		if err := e.observeAll(ctx); err != nil {
 			e.disconnect()
 			return err
 		}
@@ -77,6 +77,17 @@ func (e *Engine) apply(ctx context.Context, update *desired.Update) error {
 	}
 	e.trusted, e.found = true, nil
 	return nil
+}
+
+// observeAll finds what is there, and takes back the VIPs of a change of mode. Each step needs those before it.
+func (e *Engine) observeAll(ctx context.Context) error {
+	if err := errors.Join(e.device.ensure(), e.findLeft()); err != nil {
+		return err
+	}
+	if err := e.observe(ctx); err != nil {
+		return err
+	}
+	return e.takeBack()
 }
 
 // program writes an update in this order: rules that refuse, new addresses, virtual servers,

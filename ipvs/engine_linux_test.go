@@ -10,9 +10,12 @@ import (
 	"testing"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
+
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 )
 
 const (
@@ -521,5 +524,34 @@ func TestDumpPrintsVirtualServersAndRules(t *testing.T) {
 	}
 	if text, err := e.Plan(full(s)); err != nil || !strings.HasPrefix(want, strings.Split(text, "\n")[0]) {
 		t.Errorf("Plan = %q, %v; want what Dump prints", text, err)
+	}
+}
+
+// TestAFirstUpdateFailsBesideAChangeOfMode: each access to the device and to IPVS that comes before the VIPs of a change of
+// mode are taken back fails in turn.
+func TestAFirstUpdateFailsBesideAChangeOfMode(t *testing.T) {
+	t.Parallel()
+	ns := netnstest.New(t)
+	fail := map[string]func(n *node, after int){
+		"device": func(n *node, after int) { n.device.failAfter = after },
+		"kernel": func(n *node, after int) { n.kernel.fault = fault{after: after, armed: true} },
+	}
+	for what, arm := range fail {
+		for after := range 2 {
+			n := newFakeNode()
+			e := n.engine(t, func(c *Config) { c.NetNS = ns.Path() })
+			e.system.left = func() (*left, error) {
+				l, err := openLeft(&e.config, v1.IPv4Protocol)
+				if err == nil {
+					l.vips.keys[netip.MustParseAddr(dnsVIP)] = true
+				}
+				return l, err
+			}
+			arm(n, after)
+			if _, err := e.Apply(t.Context(), full(service("web", webVIP, pod1))); !errors.Is(err, errFault) {
+				t.Errorf("%s, call %d fails: Apply = %v, want %v", what, after, err, errFault)
+			}
+			netnstest.Check(t, e.Close())
+		}
 	}
 }

@@ -325,7 +325,7 @@ func (e *Engine) findLeft() (err error) {
 // takeBack makes the VIPs of a change of mode addresses of the device again, beside their
 // routes.
 func (e *Engine) takeBack() error {
-	if e.left == nil || e.table == nil {
+	if e.left == nil {
 		return nil
 	}
 	var vips []netip.Addr
