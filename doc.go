@@ -23,29 +23,34 @@
 //   - changetracker: Services and EndpointSlices to State and Delta.
 //   - desired: frontends, endpoints, session affinity, source ranges and masquerade of
 //     each Service port.
-//   - maglev: the tables of a consistent hash.
 //   - runner: runs a function with a rate limit, retries and backoff.
 //   - proxier: Provider, Engine, Config and Status, and the driver of all engines.
+//     proxier/connection: numbers of connections, and what userspace reports about each.
 //
-// Engines, and what they need on a node:
+// Engines:
 //   - nftables, iptables, ipvs, ebpf, userspace: the engines.
-//   - userspace/connection: what userspace reports about each connection.
-//   - userspace/localhost: node ports at 127.0.0.1 and ::1 for every engine.
+//     userspace/localhost: node ports at 127.0.0.1 and ::1 for every engine.
 //   - hybrid: combines engines: one for each Service.
 //   - conntrack: deletes stale conntrack entries.
-//   - nodedeps: the Deps that an engine of your own needs on a node.
 //
-// Integration and observation:
+// What feeds them, and tests them:
 //   - informer: from client-go's informers to a Provider.
-//   - programmed, programmed/cluster: tells, over HTTP and by Leases, which changes a node, or every node,
-//     has programmed. Only programmed/cluster and informer need client-go.
-//   - canary, canary/nftrace: tests the data plane with connections of its own.
-//   - endpointhealth: ejects endpoints that fail although they are ready.
-//   - healthcheck: health check node ports, /healthz and /livez.
-//   - metrics, tracing: Prometheus and OpenTelemetry.
-//   - debughttp: a page that shows a running proxy.
-//   - spctl: a command line that shows the same.
-//   - packettrace: follows packets through the rules of a node.
-//   - zaplog: makes a *zap.Logger from a slog.Logger or a logr.Logger.
-//   - proxiertest: tests for embedders and for engines.
+//   - proxiertest: tests for embedders and for engines. proxiertest/history: random
+//     histories. proxiertest/vectors: which endpoints a node chooses, for any language.
+//
+// What watches and serves on a node, below node/. None of them is needed for Services to work:
+//   - node/metrics, node/tracing: Prometheus and OpenTelemetry.
+//   - node/healthcheck: health check node ports, /healthz and /livez.
+//   - node/debughttp: a page that shows a running proxy.
+//   - node/packettrace: follows packets through the rules of a node.
+//   - node/canary, node/canary/nftrace: tests the data plane with connections of its own.
+//   - node/programmed, node/programmed/cluster: tells, over HTTP and by Leases, which changes a
+//     node, or every node, has programmed.
+//   - node/endpointhealth: ejects endpoints that fail although they are ready.
+//   - node/nodedeps: the Deps that an engine of your own needs on a node.
+//   - node/zaplog: makes a *zap.Logger from a slog.Logger or a logr.Logger.
+//   - node/nodeproxy: a module of its own: the whole node proxy, as a program and as a part of
+//     yours, with spctl, its command line.
+//
+// The examples are a module too. Only informer, node/programmed/cluster and node/nodeproxy need client-go.
 package serviceplane

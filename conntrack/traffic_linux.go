@@ -14,11 +14,11 @@ import (
 	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/counting"
 	"github.com/serviceplane/serviceplane/internal/namespace"
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 const (

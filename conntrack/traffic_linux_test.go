@@ -14,11 +14,11 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/conntrack"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // countTraffic counts in a namespace until the returned function is called.

@@ -8,9 +8,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/counting"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // TestNoSyncWaitsForAReading, nor is an update lost that comes while one runs, or ends.

@@ -12,7 +12,7 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/lightdeps"
 	"github.com/serviceplane/serviceplane/nftables"
-	"github.com/serviceplane/serviceplane/nodedeps"
+	"github.com/serviceplane/serviceplane/node/nodedeps"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 

@@ -25,7 +25,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/nftables"
-	"github.com/serviceplane/serviceplane/nodedeps"
+	"github.com/serviceplane/serviceplane/node/nodedeps"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 	"github.com/serviceplane/serviceplane/runner"

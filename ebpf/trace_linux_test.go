@@ -6,7 +6,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
-	"github.com/serviceplane/serviceplane/packettrace"
+	"github.com/serviceplane/serviceplane/node/packettrace"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 

@@ -78,21 +78,21 @@ need_apt iptables iptables
 need_apt nft nftables
 if [ "${1:-}" = -check ]; then
   status=0
-  go test -run='^$' -bench=. -benchtime=1x -timeout=40m -json ./... ./nodeproxy/... >"$output" || status=1
+  go test -run='^$' -bench=. -benchtime=1x -timeout=40m -json work >"$output" || status=1
   go run ./internal/guard/summary "$output" || status=1
   go run ./internal/guard/figures check "$output" || status=1
   exit "$status"
 fi
 if [ "${1:-}" = -write ]; then
-  go build ./... ./nodeproxy/... # or the compiler is at work when the first benchmark is
+  go build work # or the compiler is at work when the first benchmark is
   quiet
 fi
 {
   machine
   bench ./internal/nftables '^BenchmarkTargets$' -benchtime=1x
   bench ./internal/nftables '^BenchmarkBalancing$' -benchtime=1x
-  bench ./maglev '^BenchmarkTable$' -benchtime=0.2s -count=3
-  bench ./endpointhealth '^BenchmarkThousandEndpoints$' -benchtime=2x
+  bench ./internal/maglev '^BenchmarkTable$' -benchtime=0.2s -count=3
+  bench ./node/endpointhealth '^BenchmarkThousandEndpoints$' -benchtime=2x
   bench ./iptables '^BenchmarkTargets$/./^serviceplane$/^N=1000$' -benchtime=1x # as in the proof
   bench ./iptables '^BenchmarkTargets$/./^serviceplane$/^N=5000$' -benchtime=1x -count=3
   bench ./ipvs '^BenchmarkTargets$' -benchtime=0.2s -count=3
@@ -102,17 +102,17 @@ fi
   bench ./userspace '^BenchmarkIdle$' -benchtime=1x -count=3
   bench ./conntrack '^BenchmarkClean$' -benchtime=1x -count=3
   bench ./changetracker '^Benchmark(FlipOneEndpoint|InitialLoad|OneChangeAmong)$' -benchtime=0.2s -count=3
-  bench ./tracing '^BenchmarkUnsampledConnection$' -benchtime=0.2s -count=3
+  bench ./node/tracing '^BenchmarkUnsampledConnection$' -benchtime=0.2s -count=3
   bench ./internal/nftables '^BenchmarkCounts$' -benchtime=1x
   bench ./iptables '^BenchmarkCounts$' -benchtime=20x
   bench ./nftables '^BenchmarkTraffic$' -benchtime=1x
   bench ./conntrack '^BenchmarkTraffic$' -benchtime=3x
-  bench ./debughttp '^BenchmarkServices$/^N=30000$' -benchtime=5x
-  bench ./nodeproxy '^BenchmarkMemory$' -benchtime=1x
+  bench ./node/debughttp '^BenchmarkServices$/^N=30000$' -benchtime=5x
+  bench ./node/nodeproxy '^BenchmarkMemory$' -benchtime=1x
   bench ./desired '^BenchmarkHugeService$' -benchtime=0.2s -count=3
   bench ./internal/nftables '^BenchmarkHuge$' -benchtime=0.2s -count=3
   bench ./internal/nftables '^BenchmarkLarge$' -benchtime=1x
-  bench ./nodeproxy '^BenchmarkEventToPacket$' -benchtime=1x
+  bench ./node/nodeproxy '^BenchmarkEventToPacket$' -benchtime=1x
   bench ./internal/packetcost '^BenchmarkPackets$' -benchtime=1x
   bench ./ebpf '^BenchmarkSockets$' -benchtime=1x
   bench ./ebpf '^BenchmarkForward$' -benchtime=1x -count=3

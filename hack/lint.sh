@@ -7,6 +7,6 @@ source hack/tools.sh
 need_golangci_lint
 if [ $# = 0 ]; then
   (cd examples/gateway && GOWORK=off "$GOLANGCI_LINT" run --allow-serial-runners ./...)
-  set -- ./... ./nodeproxy/...
+  set -- ./... ./examples/... ./node/nodeproxy/...
 fi
 "$GOLANGCI_LINT" run --allow-serial-runners "$@"

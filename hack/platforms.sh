@@ -8,11 +8,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-portable=(./changetracker ./desired ./runner ./proxier ./hybrid ./healthcheck ./programmed ./canary ./canary/nftrace ./metrics ./tracing ./debughttp ./userspace ./ebpf ./zaplog ./packettrace)
+portable=(./changetracker ./desired ./runner ./proxier ./hybrid ./node/healthcheck ./node/programmed ./node/canary ./node/canary/nftrace ./node/metrics ./node/tracing ./node/debughttp ./userspace ./ebpf ./node/zaplog ./node/packettrace)
 GOOS=windows go build "${portable[@]}"
 [ "${1:-}" != -windows ] || exit 0
 GOOS=darwin go build "${portable[@]}"
-GOOS=darwin go vet ./... ./nodeproxy/...
+GOOS=darwin go vet work
 (cd examples/gateway && GOWORK=off GOOS=darwin go vet ./...)
 GOOS=windows go vet "${portable[@]}"
 GOOS=linux GOARCH=arm64 go vet ./nftables ./internal/nftables ./iptables ./ipvs ./conntrack ./userspace

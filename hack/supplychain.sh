@@ -33,14 +33,14 @@ copy() {
 reproducible() {
   copy "$work/one"
   copy "$work/another/folder"
-  "$work/one/nodeproxy/deploy/build.sh" "$work/nodeproxy"
+  "$work/one/node/nodeproxy/deploy/build.sh" "$work/nodeproxy"
   mkdir "$work/tmp"
   (
     if [ "$1" = -fresh ]; then
       export GOCACHE="$work/cache"
     fi
     umask 077
-    TMPDIR="$work/tmp" "$work/another/folder/nodeproxy/deploy/build.sh" "$work/nodeproxy.2"
+    TMPDIR="$work/tmp" "$work/another/folder/node/nodeproxy/deploy/build.sh" "$work/nodeproxy.2"
   )
   cmp "$work/nodeproxy" "$work/nodeproxy.2"
   sha256sum <"$work/nodeproxy"
@@ -65,13 +65,13 @@ sbom() {
 licences() {
   local module modules
   printf '{{range .}}{{.Name}}\n{{end}}' >"$work/names"
-  "$SUPPLYCHAIN/go-licenses" report ./nodeproxy/cmd/nodeproxy --template "$work/names" >"$work/licences" 2>"$work/log" || { cat "$work/log"; exit 1; }
+  "$SUPPLYCHAIN/go-licenses" report ./node/nodeproxy/cmd/nodeproxy --template "$work/names" >"$work/licences" 2>"$work/log" || { cat "$work/log"; exit 1; }
   linked "$1" >"$work/linked"
   while read -r module; do
     grep -qE "^$module(/|\$)" "$work/licences" || { echo "the licence of $module was not found"; exit 1; }
   done <"$work/linked"
   modules="$(wc -l <"$work/linked")"
-  for folder in . nodeproxy examples/gateway; do # ours have the LICENSE of the repository
+  for folder in . node/nodeproxy examples examples/gateway; do # ours have the LICENSE of the repository
     (cd "$folder" && GOWORK=off "$SUPPLYCHAIN/go-licenses" check ./... --ignore github.com/serviceplane/serviceplane --allowed_licenses="$ALLOWED" >"$work/log" 2>&1) ||
       { grep -v 'non-Go code' "$work/log"; exit 1; }
   done
@@ -80,7 +80,7 @@ licences() {
 
 need_supplychain
 if [ "${1:-}" = -sbom ]; then
-  nodeproxy/deploy/build.sh "$work/nodeproxy"
+  node/nodeproxy/deploy/build.sh "$work/nodeproxy"
   sbom "$work/nodeproxy" "$2"
   exit 0
 fi

@@ -15,8 +15,8 @@ export SERVICEPLANE_SEED="${SERVICEPLANE_SEED:-$(od -An -N2 -tu2 /dev/urandom | 
 
 # Packages with goroutines run with the race detector. Where the kernel decides, and where data is
 # only walked, it proves nothing: those run without it, and the proofs race the former.
-raced=(./canary/... ./endpointhealth ./healthcheck ./hybrid ./informer ./internal/apitest ./internal/fleet ./internal/pause ./internal/poll
-  ./metrics ./programmed/... ./proxier ./runner ./nodeproxy/spctl ./tracing ./userspace ./connection ./zaplog)
+raced=(./node/canary/... ./node/endpointhealth ./node/healthcheck ./hybrid ./informer ./internal/apitest ./internal/fleet ./internal/pause ./internal/poll
+  ./node/metrics ./node/programmed/... ./proxier ./runner ./node/nodeproxy/spctl ./node/tracing ./userspace ./proxier/connection ./node/zaplog)
 # Tests of raced packages that run without it: they send packets through rules, or count.
 plain='^(TestPackets|TestExplainAgrees|TestCounts$|TestASyncIsInProportion|TestFailuresCostLittle)'
 together='^(TestUpdatesAndAppliesAtTheSameTime|TestASnapshotIsSeenWhole)$' # of trackers, with goroutines
@@ -65,7 +65,7 @@ programs() {
 # everywhere COMMAND… runs a command in each module, as its go.mod says.
 everywhere() {
   local module
-  for module in . nodeproxy examples/gateway; do
+  for module in . node/nodeproxy examples examples/gateway; do
     (cd "$module" && GOWORK=off "$@")
   done
 }
@@ -74,7 +74,7 @@ everywhere() {
 # on those of Kubernetes. All other tests have the newest ones, which nodeproxy needs (go.work).
 floor() {
   GOWORK=off go build ./...
-  GOWORK=off go test -count=1 -vet=off ./changetracker ./informer ./internal/manifest ./programmed/...
+  GOWORK=off go test -count=1 -vet=off ./changetracker ./informer ./internal/manifest ./node/programmed/...
 }
 
 # other_than CHANCE NAME… prints the names but one.
@@ -112,11 +112,11 @@ tests() {
     race=()
   fi
   # The longest one first: packages begin in this order.
-  mapfile -t others < <(go list ./nodeproxy && comm -23 <(go list ./... ./nodeproxy/... | sort) <(go list "${raced[@]}" ./nodeproxy | sort))
+  mapfile -t others < <(go list ./node/nodeproxy && comm -23 <(go list work | sort) <(go list "${raced[@]}" ./node/nodeproxy | sort))
   {
     CGO_ENABLED="${#race[@]}" GOFLAGS='' run "${race[@]}" -skip="$plain|$proofs" "${raced[@]}" || status=1
     CGO_ENABLED="${#race[@]}" GOFLAGS='' run "${race[@]}" -run="$together" ./changetracker || status=1
-    run -run="$plain" -skip="$(left_out)" ./userspace ./proxier ./endpointhealth ./metrics >"$work/plain.json" &
+    run -run="$plain" -skip="$(left_out)" ./userspace ./proxier ./node/endpointhealth ./node/metrics >"$work/plain.json" &
     run -p "$((2 * $(getconf _NPROCESSORS_ONLN)))" -skip="$(left_out)" "${others[@]}" || status=1
     wait "$!" || status=1
     cat "$work/plain.json"

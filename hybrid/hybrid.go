@@ -11,10 +11,10 @@ import (
 	"sync"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/counting"
 	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // Engine is a proxier.Engine that assigns the frontends of each service port to its members. Its abilities use

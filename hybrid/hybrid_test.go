@@ -19,9 +19,9 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 

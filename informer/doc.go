@@ -1,5 +1,5 @@
 // Package informer connects a Provider to a Kubernetes API server. Only this package,
-// programmed/cluster and nodeproxy need client-go. Run is for programs without
+// node/programmed/cluster and node/nodeproxy need client-go. Run is for programs without
 // informers of their own, Bind for those that have them.
 //
 // A program that has informers binds them:

@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/counting"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // Only the first packet of a connection passes the table nat, so the kernel's counter of a rule

@@ -3,8 +3,8 @@ package ipvs
 import (
 	"context"
 
-	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/internal/counting"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // Counts is for proxier.Abilities: it adds up the kernel's counters of real servers, over all

@@ -14,7 +14,7 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/lightdeps"
 	"github.com/serviceplane/serviceplane/internal/nftables"
-	"github.com/serviceplane/serviceplane/nodedeps"
+	"github.com/serviceplane/serviceplane/node/nodedeps"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 

@@ -24,7 +24,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/apitest"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/nftables"
-	"github.com/serviceplane/serviceplane/programmed"
+	"github.com/serviceplane/serviceplane/node/programmed"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 	"github.com/serviceplane/serviceplane/proxiertest/history"

@@ -14,9 +14,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // trappedEngine has one lock, like many engines: Apply, what it calls and Conditions take it.

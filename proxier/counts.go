@@ -8,7 +8,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/serviceplane/serviceplane/connection"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // Counts returns the numbers of connections in an IP family, and their traffic. Concurrent calls

@@ -8,8 +8,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // Deps are behaviours that the embedding program may inject; nil means none.

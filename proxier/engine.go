@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // Engine is the data plane of one IP family. Calls of Apply, Cleanup and Close never overlap.

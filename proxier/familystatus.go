@@ -9,7 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/connection"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // record updates the family's status after a sync, and logs what has become better or worse.

@@ -15,7 +15,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/metrics"
+	"github.com/serviceplane/serviceplane/node/metrics"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 

@@ -6,7 +6,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/connection"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // Status is a snapshot of the proxy: what it has programmed, and what is wrong.

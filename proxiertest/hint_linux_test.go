@@ -6,7 +6,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/serviceplane/serviceplane/nodedeps"
+	"github.com/serviceplane/serviceplane/node/nodedeps"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 

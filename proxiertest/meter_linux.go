@@ -9,8 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // meter counts the packets that a host sends and receives, by flow. The bytes are those of IP.

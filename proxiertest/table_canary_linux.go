@@ -9,9 +9,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/serviceplane/serviceplane/canary"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
+	"github.com/serviceplane/serviceplane/node/canary"
 )
 
 // canaryScenarios are about the proxy's own test of its data plane.

@@ -9,7 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/packettrace"
+	"github.com/serviceplane/serviceplane/node/packettrace"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/connection"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // Budget shares the descriptors of this process among the clients of service ports.

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"sync/atomic"
 
-	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/internal/counting"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // tally counts connections and the bytes that pass, to the endpoint (in) and from it (out).

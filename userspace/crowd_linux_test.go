@@ -19,11 +19,11 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/healthcheck"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/nftables"
+	"github.com/serviceplane/serviceplane/node/healthcheck"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 	"github.com/serviceplane/serviceplane/runner"

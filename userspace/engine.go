@@ -15,11 +15,11 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/lightdeps"
 	"github.com/serviceplane/serviceplane/internal/namespace"
 	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // Engine proxies one IP family. It implements proxier.Engine, Planner, Dumper,

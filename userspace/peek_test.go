@@ -18,8 +18,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/internal/poll"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // host returns the host of an HTTP request, as far as it needs to read.

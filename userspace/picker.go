@@ -8,7 +8,7 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/jhash"
-	"github.com/serviceplane/serviceplane/maglev"
+	"github.com/serviceplane/serviceplane/internal/maglev"
 )
 
 // picker chooses among the endpoints of a scope. The balancer's lock guards it.

@@ -9,7 +9,7 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/jhash"
-	"github.com/serviceplane/serviceplane/maglev"
+	"github.com/serviceplane/serviceplane/internal/maglev"
 )
 
 func endpointsOf(n int) (list []netip.AddrPort) {

@@ -15,10 +15,10 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // reports is an observer that records the reports of connections.

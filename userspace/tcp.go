@@ -11,8 +11,8 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/internal/pause"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // tcpSocket accepts the connections of a service port.

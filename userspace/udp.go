@@ -13,8 +13,8 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/internal/pause"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // udpSocket forwards the datagrams of a service port.

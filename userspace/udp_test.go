@@ -13,9 +13,9 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/poll"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // An attempt's timeout starts with the dial. UDP has no timeout.

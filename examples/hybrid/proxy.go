@@ -11,7 +11,7 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/hybrid"
 	"github.com/serviceplane/serviceplane/nftables"
-	"github.com/serviceplane/serviceplane/nodedeps"
+	"github.com/serviceplane/serviceplane/node/nodedeps"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/userspace"
 )

@@ -24,10 +24,10 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/healthcheck"
 	"github.com/serviceplane/serviceplane/informer"
-	"github.com/serviceplane/serviceplane/metrics"
-	"github.com/serviceplane/serviceplane/nodedeps"
+	"github.com/serviceplane/serviceplane/node/healthcheck"
+	"github.com/serviceplane/serviceplane/node/metrics"
+	"github.com/serviceplane/serviceplane/node/nodedeps"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 

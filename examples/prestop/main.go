@@ -30,8 +30,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/serviceplane/serviceplane/programmed"
-	"github.com/serviceplane/serviceplane/programmed/cluster"
+	"github.com/serviceplane/serviceplane/node/programmed"
+	"github.com/serviceplane/serviceplane/node/programmed/cluster"
 )
 
 // The exit statuses.

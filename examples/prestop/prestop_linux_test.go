@@ -17,8 +17,8 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/internal/fleet"
 	"github.com/serviceplane/serviceplane/internal/poll"
-	"github.com/serviceplane/serviceplane/programmed"
-	"github.com/serviceplane/serviceplane/programmed/cluster"
+	"github.com/serviceplane/serviceplane/node/programmed"
+	"github.com/serviceplane/serviceplane/node/programmed/cluster"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 

@@ -27,7 +27,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/internal/apiclient"
-	"github.com/serviceplane/serviceplane/programmed"
+	"github.com/serviceplane/serviceplane/node/programmed"
 	"github.com/serviceplane/serviceplane/runner"
 )
 

@@ -22,8 +22,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/serviceplane/serviceplane/programmed"
-	"github.com/serviceplane/serviceplane/programmed/cluster"
+	"github.com/serviceplane/serviceplane/node/programmed"
+	"github.com/serviceplane/serviceplane/node/programmed/cluster"
 )
 
 func main() {

@@ -12,8 +12,8 @@ work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/tree"
 git archive "${BEFORE:-HEAD~1}" | tar -x -C "$work/tree"
-nodeproxy/deploy/build.sh "$work/nodeproxy"
-before=("$work"/tree/{,examples/}nodeproxy/deploy/build.sh) # where it was once
+node/nodeproxy/deploy/build.sh "$work/nodeproxy"
+before=("$work"/tree/{node/,}nodeproxy/deploy/build.sh) # where it was once
 "$(ls -d "${before[@]}" 2>/dev/null)" "$work/nodeproxy.before"
 SERVICEPLANE_VM="$(hack/vm/base.sh "$kernel")"
 export SERVICEPLANE_VM SERVICEPLANE_VM_FILES="$work/nodeproxy $work/nodeproxy.before"

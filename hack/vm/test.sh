@@ -64,7 +64,7 @@ runs() {
       echo "./ebpf -skip=TestWithoutPrivilege|$(without_udp "$1")//spreading" # setpriv is not there
     fi
     echo './ipvs -tags=vm -skip=TestEveryHistory'
-    echo './nodeproxy -run=TestNoConnectionIsCut' # changes from and to mode ipvs
+    echo './node/nodeproxy -run=TestNoConnectionIsCut' # changes from and to mode ipvs
     echo './userspace/localhost -tags=vm -run=TestPacketsWithIPVS'
     echo './internal/refusals -tags=vm -run=IPVS'
     echo './nftables -tags=vm -skip=/spreading/(7|10)_endpoints'
@@ -75,7 +75,7 @@ runs() {
   "short $oldest")
     echo './ipvs -tags=vm -skip=TestEveryHistory|/spreading/(7|10)_endpoints'
     echo './iptables -run=TestPacketsWithLegacy -skip=/spreading'
-    echo './nodeproxy -run=TestNoConnectionIsCut/(nftables_to_ipvs|ipvs_to_nftables|kube-proxy)'
+    echo './node/nodeproxy -run=TestNoConnectionIsCut/(nftables_to_ipvs|ipvs_to_nftables|kube-proxy)'
     echo './userspace/localhost -tags=vm -run=TestPacketsWithIPVS/PKT-32'
     echo './iptables -run=^TestPacketsWithNFT$/^PKT-(01|23|47|61)$'
     echo './userspace -run=^TestPacketsWith(NFTables|IPTables)$/^PKT-(01|30)$'
@@ -167,7 +167,7 @@ if [ "$selection" = packets ]; then
   if [ -n "${machines[newest]:-}" ]; then
     newest="$(cut -d . -f 1,2 "${machines[newest]}/release")"
   fi
-  go run ./hack/vm/kernels "${kernels[@]/#/$logs/}" |
+  go run ./internal/guard/kernels "${kernels[@]/#/$logs/}" |
     sed "s/^| host |/| $(uname -r | cut -d . -f 1,2), this machine's |/; s/^| newest |/| $newest |/" || status=1
 fi
 exit "$status"

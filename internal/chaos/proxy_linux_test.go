@@ -64,9 +64,9 @@ func exists(path string) bool { _, err := os.Stat(path); return err == nil }
 
 func (b *builds) build(t *testing.T, root, name string) string {
 	t.Helper()
-	path, script := filepath.Join(b.dir, name), filepath.Join(root, "nodeproxy/deploy/build.sh")
+	path, script := filepath.Join(b.dir, name), filepath.Join(root, "node/nodeproxy/deploy/build.sh")
 	if !exists(script) { // in older versions
-		script = filepath.Join(root, "examples/nodeproxy/deploy/build.sh")
+		script = filepath.Join(root, "nodeproxy/deploy/build.sh")
 	}
 	if out, err := exec.CommandContext(t.Context(), script, path).CombinedOutput(); err != nil {
 		t.Fatalf("build nodeproxy: %v\n%s", err, out)

@@ -10,8 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 func name(n string) changetracker.ServicePortName {

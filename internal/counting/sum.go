@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/connection"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // Sum adds up the counts of two engines that serve different connections, or different counts of

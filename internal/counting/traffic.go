@@ -5,8 +5,8 @@ import (
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // mostOpen and mostOfPort are how many open flows a Traffic remembers, of all service ports and of

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // trafficText prints "a=30(.1=20)": endpoint 10.0.0.1 of service a has 20 bytes of 30.

@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 	"github.com/serviceplane/serviceplane/userspace"
 )
 

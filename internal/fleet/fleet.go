@@ -22,7 +22,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/apitest"
 	"github.com/serviceplane/serviceplane/internal/endings"
 	"github.com/serviceplane/serviceplane/internal/poll"
-	"github.com/serviceplane/serviceplane/programmed"
+	"github.com/serviceplane/serviceplane/node/programmed"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 	"github.com/serviceplane/serviceplane/runner"

@@ -22,7 +22,6 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/debughttp"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/ebpf"
 	"github.com/serviceplane/serviceplane/internal/chance"
@@ -30,8 +29,9 @@ import (
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/iptables"
 	"github.com/serviceplane/serviceplane/ipvs"
-	"github.com/serviceplane/serviceplane/metrics"
 	"github.com/serviceplane/serviceplane/nftables"
+	"github.com/serviceplane/serviceplane/node/debughttp"
+	"github.com/serviceplane/serviceplane/node/metrics"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 	"github.com/serviceplane/serviceplane/userspace"

@@ -13,7 +13,7 @@ import (
 
 const module = gocmd.Module
 
-// packages lists the packages of both modules on one system. CGO_ENABLED=1 makes go list
+// packages lists the packages of all modules on one system. CGO_ENABLED=1 makes go list
 // show files that use cgo.
 func packages(t *testing.T, goos string) []gocmd.Package {
 	t.Helper()
@@ -30,30 +30,30 @@ var importers = map[string][]string{
 	"k8s.io/kubernetes":              {},
 	"k8s.io/component-base":          {},
 	"k8s.io/apiserver":               {},
-	"k8s.io/client-go":               {"informer", "internal/apiclient", "internal/apitest", "internal/fleet", "programmed/cluster", "examples", "nodeproxy"},
+	"k8s.io/client-go":               {"informer", "internal/apiclient", "internal/apitest", "internal/fleet", "node/programmed/cluster", "examples", "node/nodeproxy"},
 	"k8s.io/client-go/kubernetes":    {"examples/cni-plugin", "examples/hybrid"}, // every API group: 13 MB
 	"k8s.io/client-go/informers":     {"examples/cni-plugin"},
 	"github.com/containernetworking": {"examples"},
-	"github.com/spf13":               {"examples", "nodeproxy"},
-	"github.com/fsnotify":            {"examples", "nodeproxy"},
-	"github.com/prometheus":          {"metrics", "examples", "nodeproxy"},
-	"go.opentelemetry.io":            {"tracing", "examples", "nodeproxy"},
-	"go.yaml.in/yaml/v3":             {"informer", "internal/apitest", "internal/fleet", "internal/manifest", "examples", "nodeproxy"},
-	"github.com/moby/ipvs":           {"ipvs", "examples", "nodeproxy"},
+	"github.com/spf13":               {"examples", "node/nodeproxy"},
+	"github.com/fsnotify":            {"examples", "node/nodeproxy"},
+	"github.com/prometheus":          {"node/metrics", "examples", "node/nodeproxy"},
+	"go.opentelemetry.io":            {"node/tracing", "examples", "node/nodeproxy"},
+	"go.yaml.in/yaml/v3":             {"informer", "internal/apitest", "internal/fleet", "internal/manifest", "examples", "node/nodeproxy"},
+	"github.com/moby/ipvs":           {"ipvs", "examples", "node/nodeproxy"},
 	"github.com/vishvananda/netlink": netlinkUsers,
 	"github.com/mdlayher/netlink":    netlinkUsers,
 	"github.com/google/nftables":     netlinkUsers,
-	"github.com/cilium/ebpf":         {"ebpf", "examples", "nodeproxy", "internal/bpftest", "internal/bpfx"},
+	"github.com/cilium/ebpf":         {"ebpf", "examples", "node/nodeproxy", "internal/bpftest", "internal/bpfx"},
 	// An engine knows no other, and neither the driver nor observers know one. Package ebpf has the
 	// rules of nftables below.
-	module + "/nftables":  {"nftables", "ebpf", "internal/guard/weight", "examples", "nodeproxy"},
-	module + "/ebpf":      {"ebpf", "examples", "nodeproxy"},
-	module + "/iptables":  {"iptables", "examples", "nodeproxy"},
-	module + "/ipvs":      {"ipvs", "examples", "nodeproxy"},
-	module + "/userspace": {"userspace", "examples", "nodeproxy"},
+	module + "/nftables":  {"nftables", "ebpf", "internal/guard/weight", "examples", "node/nodeproxy"},
+	module + "/ebpf":      {"ebpf", "examples", "node/nodeproxy"},
+	module + "/iptables":  {"iptables", "examples", "node/nodeproxy"},
+	module + "/ipvs":      {"ipvs", "examples", "node/nodeproxy"},
+	module + "/userspace": {"userspace", "examples", "node/nodeproxy"},
 }
 
-var netlinkUsers = []string{"canary/nftrace", "conntrack", "ebpf", "examples", "nodeproxy", "internal/bpftest", "internal/chaos", "internal/endings", "internal/fleet", "internal/guard/weight", "internal/netlinkx", "internal/netns", "internal/nftables", "internal/nftext", "iptables", "ipvs", "nftables", "nodedeps", "packettrace", "proxiertest"}
+var netlinkUsers = []string{"node/canary/nftrace", "conntrack", "ebpf", "examples", "node/nodeproxy", "internal/bpftest", "internal/chaos", "internal/endings", "internal/fleet", "internal/guard/weight", "internal/netlinkx", "internal/netns", "internal/nftables", "internal/nftext", "iptables", "ipvs", "nftables", "node/nodedeps", "node/packettrace", "proxiertest"}
 
 func within(path, parent string) bool { return path == parent || strings.HasPrefix(path, parent+"/") }
 
@@ -69,7 +69,7 @@ func TestImports(t *testing.T) {
 }
 
 // unshown matches the folders of packages that need no Example.
-var unshown = regexp.MustCompile(`^\.$|^(docs|hack|examples|internal|nodeproxy/cmd)(/|$)|/internal/`) // read-only
+var unshown = regexp.MustCompile(`^\.$|^(docs|hack|examples|internal|node/nodeproxy/cmd)(/|$)|/internal/`) // read-only
 
 // TestEveryPackageHasAnExample that runs: go doc shows it.
 func TestEveryPackageHasAnExample(t *testing.T) {
@@ -101,7 +101,7 @@ func faults(p *gocmd.Package) (faults []string) {
 	}
 	for _, dep := range slices.Concat(p.Imports, p.TestImports, p.XTestImports) {
 		switch {
-		case within(dep, "k8s.io/klog") && p.ImportPath != module+"/nodeproxy" && p.ImportPath != module+"/nodeproxy/cmd/nodeproxy":
+		case within(dep, "k8s.io/klog") && p.ImportPath != module+"/node/nodeproxy" && p.ImportPath != module+"/node/nodeproxy/cmd/nodeproxy":
 			faults = append(faults, "imports "+dep)
 		case within(dep, module+"/internal") && p.ImportPath == module+"/examples/own-engine":
 			faults = append(faults, "shows how to write an engine outside of this module, and imports "+dep)

@@ -8,8 +8,8 @@ import (
 	"net"
 	"net/netip"
 
-	"github.com/serviceplane/serviceplane/healthcheck"
 	"github.com/serviceplane/serviceplane/internal/namespace"
+	"github.com/serviceplane/serviceplane/node/healthcheck"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 

@@ -10,10 +10,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 	"github.com/serviceplane/serviceplane/runner"
 )
 

@@ -16,10 +16,10 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/counting"
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // Packets count connections in sets of their own, under the keys of the maps to endpoints: only

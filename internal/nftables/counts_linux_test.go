@@ -14,11 +14,11 @@ import (
 	"time"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/connection"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // counted is a node whose engine counts connections. A peer has the endpoints' addresses.

@@ -23,10 +23,10 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/chance"
+	"github.com/serviceplane/serviceplane/internal/maglev"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
-	"github.com/serviceplane/serviceplane/maglev"
 	"github.com/serviceplane/serviceplane/proxier"
 	"golang.org/x/sys/unix"
 )

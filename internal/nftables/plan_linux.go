@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/maglev"
+	"github.com/serviceplane/serviceplane/internal/maglev"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 

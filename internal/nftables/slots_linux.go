@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/maglev"
+	"github.com/serviceplane/serviceplane/internal/maglev"
 )
 
 // balanced is the part of a service port that has weights or a consistent hash.

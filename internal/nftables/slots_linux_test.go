@@ -16,8 +16,8 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/maglev"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
-	"github.com/serviceplane/serviceplane/maglev"
 )
 
 // TestSharesFollowWeights: exactly with few slots, otherwise within one slot, but that every

@@ -13,7 +13,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
-	"github.com/serviceplane/serviceplane/nodedeps"
+	"github.com/serviceplane/serviceplane/node/nodedeps"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 	"github.com/serviceplane/serviceplane/proxiertest/history"

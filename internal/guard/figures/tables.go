@@ -37,10 +37,10 @@ const (
 	onPortals  = "userspace.BenchmarkTargets/portals"
 	onSizes    = onNFTables + "/N=*/E=10/"
 
-	onMemory     = "nodeproxy.BenchmarkMemory/N=10000/E=10/streamed=*"
+	onMemory     = "node/nodeproxy.BenchmarkMemory/N=10000/E=10/streamed=*"
 	onSocketMaps = "ebpf.BenchmarkSockets/N=*/E=10/"
 	onProxies    = "userspace.BenchmarkProxies/"
-	onEvents     = "nodeproxy.BenchmarkEventToPacket"
+	onEvents     = "node/nodeproxy.BenchmarkEventToPacket"
 )
 
 // Units of columns.
@@ -128,7 +128,7 @@ var tables = []table{ // read-only
 		{what: "traffic: reading {flows} open connections, CPU time", benchmark: "conntrack.BenchmarkTraffic/flows=100000"},
 		{what: "traffic: a connection that ends, CPU time with the kernel's", benchmark: "conntrack.BenchmarkTraffic/ends"},
 	}},
-	{"lists", "", columns("time", "", times, "CPU time", "", cpus, "memory", "", "B/op"), under("debughttp.BenchmarkServices/N=30000/",
+	{"lists", "", columns("time", "", times, "CPU time", "", cpus, "memory", "", "B/op"), under("node/debughttp.BenchmarkServices/N=30000/",
 		"first", "the first request among {N} Services", "everything", "the first page of all of them", "last_page", "their last page",
 		"most", "1,000 of them", "one_name", "one by its name", "one_endpoint", "one by its endpoint", "filter", "those without endpoints",
 		"changed", "the first page after a change")},
@@ -142,15 +142,15 @@ var tables = []table{ // read-only
 		{what: "nftables: one endpoint's weight changed among {N} Services", benchmark: "internal/nftables.BenchmarkBalancing/N=10000/E=10/weight"},
 		{what: "nftables: a Service with a consistent hash, {E} endpoints", benchmark: "internal/nftables.BenchmarkBalancing/N=100/E=100/hashed"},
 		{what: "nftables: one of its endpoints replaced", benchmark: "internal/nftables.BenchmarkBalancing/N=100/E=100/hashed/replaced=1"},
-		{what: "maglev: the table of 100 endpoints", benchmark: "maglev.BenchmarkTable/100_endpoints"},
-		{what: "endpointhealth: 1,000 endpoints checked every 10 s by TCP", benchmark: "endpointhealth.BenchmarkThousandEndpoints/tcp"},
-		{what: "endpointhealth: the same by HTTP", benchmark: "endpointhealth.BenchmarkThousandEndpoints/http"},
-		{what: "endpointhealth: by TCP, from another network namespace", benchmark: "endpointhealth.BenchmarkThousandEndpoints/tcp/namespace"},
-		{what: "endpointhealth: by HTTP, from there", benchmark: "endpointhealth.BenchmarkThousandEndpoints/http/namespace"},
+		{what: "maglev: the table of 100 endpoints", benchmark: "internal/maglev.BenchmarkTable/100_endpoints"},
+		{what: "endpointhealth: 1,000 endpoints checked every 10 s by TCP", benchmark: "node/endpointhealth.BenchmarkThousandEndpoints/tcp"},
+		{what: "endpointhealth: the same by HTTP", benchmark: "node/endpointhealth.BenchmarkThousandEndpoints/http"},
+		{what: "endpointhealth: by TCP, from another network namespace", benchmark: "node/endpointhealth.BenchmarkThousandEndpoints/tcp/namespace"},
+		{what: "endpointhealth: by HTTP, from there", benchmark: "node/endpointhealth.BenchmarkThousandEndpoints/http/namespace"},
 		{what: "conntrack: {stale} stale flows deleted among {flows}", benchmark: "conntrack.BenchmarkClean/flows=100000/stale=1000"},
 		{what: "userspace: an idle TCP connection, of {clients}", benchmark: "userspace.BenchmarkIdle/tcp/clients=1000"},
 		{what: "userspace: an idle UDP client, of {clients}", benchmark: "userspace.BenchmarkIdle/udp/clients=1000"},
-		{what: "tracing: a connection that is not sampled", benchmark: "tracing.BenchmarkUnsampledConnection"},
+		{what: "tracing: a connection that is not sampled", benchmark: "node/tracing.BenchmarkUnsampledConnection"},
 	}},
 }
 

@@ -38,10 +38,10 @@ type Package struct {
 	CgoFiles                           []string
 }
 
-// List returns the packages of the repository in a folder, and of its module nodeproxy.
+// List returns the packages of all modules of the repository in a folder.
 func List(ctx context.Context, root string, env []string, flags ...string) (all []Package, err error) {
 	argv := append([]string{"go", "list", "-json=ImportPath,Imports,TestImports,XTestImports,Deps,CgoFiles"}, flags...)
-	out, err := Output(ctx, root, env, append(argv, "./...", "./nodeproxy/...")...)
+	out, err := Output(ctx, root, env, append(argv, "work")...)
 	for d := json.NewDecoder(bytes.NewReader(out)); err == nil && d.More(); {
 		var p Package
 		err = d.Decode(&p)

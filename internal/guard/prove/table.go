@@ -73,11 +73,11 @@ func kernels() (some []proof) {
 	}
 	return append(some,
 		row("kernels-all", "On every kernel, what depends little on the kernel holds too.", []need{needsRoot},
-			run(240, "hack/vm/test.sh -all")).on(on...).on("./nodeproxy", "./internal/refusals"),
+			run(240, "hack/vm/test.sh -all")).on(on...).on("./node/nodeproxy", "./internal/refusals"),
 		row("kernels-packets", "Packets of every engine fare the same on every kernel: the table of docs/ENGINES.md.", kernel(),
 			run(120, "hack/vm/test.sh -packets")).on(on...),
 		row("chaos-ipvs", "In mode ipvs, nobody notices that the proxy is killed, stopped or replaced; also when the clock jumps.", []need{needsRoot, git},
-			run(15, "hack/vm/chaos.sh 6.1 -engine=ipvs -for=10m")).on("hack/vm/", "./internal/chaos", "./nodeproxy"))
+			run(15, "hack/vm/chaos.sh 6.1 -engine=ipvs -for=10m")).on("hack/vm/", "./internal/chaos", "./node/nodeproxy"))
 }
 
 // packets compare what packets do with the rules.
@@ -142,7 +142,7 @@ func histories() (some []proof) {
 // races run every test with a kernel under the race detector.
 func races() (some []proof) {
 	const few = seeds + "20 go test -race -run=^TestHistories$ "
-	const rest = "./canary/... ./conntrack ./endpointhealth ./hybrid ./nodedeps ./packettrace ./proxier ./proxiertest ./proxiertest/history" +
+	const rest = "./node/canary/... ./conntrack ./node/endpointhealth ./hybrid ./node/nodedeps ./node/packettrace ./proxier ./proxiertest ./proxiertest/history" +
 		" ./internal/allpackets ./internal/chaos ./internal/coexistence ./internal/growth ./internal/guard ./internal/hostile ./internal/jhash" +
 		" ./internal/namespace ./internal/netlinkx ./internal/netns ./internal/packetcost ./internal/refusals ./internal/soak"
 	for _, r := range []struct {
@@ -156,8 +156,8 @@ func races() (some []proof) {
 		{"ipvs", "ipvs, but for those in virtual machines", 5, "./ipvs", few + "./ipvs", nil},
 		{"ebpf", "ebpf", 12, "./ebpf ./internal/bpfx", few + "./ebpf", nil},
 		{"userspace", "userspace", 15, "./userspace/...", few + "./userspace/...", nil},
-		{"examples", "the examples", 25, "./examples/... ./nodeproxy ./docs", "", []need{browser}},
-		{"rest", "other packages with a kernel", 25, rest, "go test -race ./canary/... ./conntrack ./endpointhealth ./hybrid ./proxier ./internal/netlinkx", []need{foreign}},
+		{"examples", "the examples", 25, "./examples/... ./node/nodeproxy ./internal/guard/embedding", "", []need{browser}},
+		{"rest", "other packages with a kernel", 25, rest, "go test -race ./node/canary/... ./conntrack ./node/endpointhealth ./hybrid ./proxier ./internal/netlinkx", []need{foreign}},
 	} {
 		some = append(some, row("race-"+r.name, "The race detector finds nothing in the tests of "+r.title+".",
 			kernel(append(r.needs, bpftool, compiler)...), run(r.minutes, "go test -race "+r.packages), run(4, r.short)))
@@ -185,11 +185,11 @@ func nodes() []proof {
 	const closings = "go test -race ./internal/bpfx -run=^TestNoDescriptorIsClosedTwice$ -bpfx.closings="
 	return []proof{
 		row("chaos", "Nobody notices that the proxy is killed, stopped, replaced or configured anew.", kernel(git),
-			run(35, "go test ./internal/chaos -for=30m"), run(3, "go test ./internal/chaos")).on("./nodeproxy"),
+			run(35, "go test ./internal/chaos -for=30m"), run(3, "go test ./internal/chaos")).on("./node/nodeproxy"),
 		row("descriptors", "A proxy that may open no more descriptors says so, and goes on when it may.", kernel(),
-			run(3, "go test ./nodeproxy -run=^TestEachDescriptor")),
+			run(3, "go test ./node/nodeproxy -run=^TestEachDescriptor")),
 		row("files", "A proxy whose files and programs are gone, full, read-only or broken goes on, and restores all when it ends.", kernel(),
-			run(3, "go test ./nodeproxy -run=^TestFaultsOfFiles$ -filefaults.all"), run(1, "go test ./nodeproxy -run=^TestFaultsOfFiles$")),
+			run(3, "go test ./node/nodeproxy -run=^TestFaultsOfFiles$ -filefaults.all"), run(1, "go test ./node/nodeproxy -run=^TestFaultsOfFiles$")),
 		row("soak", "However many objects come, change and go, memory, descriptors and kernel objects end where they began.", kernel(),
 			run(40, "go test ./internal/soak -services=200 -events=20000 -at-once=100"), run(2, "go test ./internal/soak")),
 		row("connections", "200,000 short connections through userspace leave no descriptor, goroutine or memory.", nil,
@@ -210,7 +210,7 @@ func builds() []proof {
 		row("benchmarks", "Every benchmark works, and docs/PERFORMANCE.md shows the figures that do not depend on the machine.", kernel(nginx),
 			run(8, "hack/bench.sh -check")).on("./...", "docs/benchmarks.txt", "docs/PERFORMANCE.md"),
 		row("supplychain", "Two builds of nodeproxy have the same bytes, its SBOM names every module, and all licences are allowed.", []need{git},
-			run(2, "hack/supplychain.sh")).on("./nodeproxy", "hack/supplychain/", "nodeproxy/deploy/"),
+			run(2, "hack/supplychain.sh")).on("./node/nodeproxy", "hack/supplychain/", "node/nodeproxy/deploy/"),
 		row("bpf", "The BPF programs are those of their source.", []need{needsRoot, git}, run(1, "hack/ebpf.sh -check")).on("ebpf/bpf/", "ebpf/*.o"),
 		row("api", "The API on Linux, macOS and Windows differs from the last release only by what CHANGELOG.md says.", []need{git, "need_apidiff"},
 			run(3, "SERVICEPLANE_REQUIRE_APIDIFF=1 hack/api.sh")).on("./...", "CHANGELOG.md"),

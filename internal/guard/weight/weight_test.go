@@ -11,6 +11,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/serviceplane/serviceplane/internal/guard/gocmd"
@@ -25,7 +26,7 @@ func TestWhatAProgramLinks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, program := range []string{"internal/guard/weight/kubernetes", "internal/guard/weight/trackers", "internal/guard/weight/engine", "examples/first", "nodeproxy/cmd/nodeproxy"} {
+	for _, program := range []string{"internal/guard/weight/kubernetes", "internal/guard/weight/trackers", "internal/guard/weight/engine", "examples/first", "node/nodeproxy/cmd/nodeproxy"} {
 		binary := filepath.Join(t.TempDir(), "program")
 		_, err := gocmd.Output(t.Context(), "../../..", []string{"CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64"},
 			"go", "build", "-trimpath", "-ldflags=-s -w", "-o", binary, "./"+program)
@@ -34,7 +35,7 @@ func TestWhatAProgramLinks(t *testing.T) {
 		if err := errors.Join(err, errInfo, errFile); err != nil {
 			t.Fatal(err)
 		}
-		info.Deps = slices.DeleteFunc(info.Deps, func(m *debug.Module) bool { return m.Path == gocmd.Module })
+		info.Deps = slices.DeleteFunc(info.Deps, func(m *debug.Module) bool { return strings.HasPrefix(m.Path, gocmd.Module) })
 		modules, size := len(info.Deps), float64(file.Size())/1e6
 		row := regexp.MustCompile(fmt.Sprintf(`(?m)^\|.*\]\(\.\./%s\).*\| (\d+) \| ([0-9.]+) MB \|$`, regexp.QuoteMeta(program))).FindSubmatch(read)
 		if row == nil {

@@ -1,0 +1,190 @@
+package packettrace_test
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
+	"github.com/serviceplane/serviceplane/node/packettrace"
+	"github.com/serviceplane/serviceplane/proxiertest"
+)
+
+// atServer opens a connection of the client to a port of a pod.
+func (w *world) atServer(port uint16) desired.Packet {
+	return desired.Packet{
+		Protocol: desired.TCP, Source: w.Client.Addr(v1.IPv4Protocol), Origin: desired.FromOutside,
+		Destination: netip.AddrPortFrom(w.LocalPods[0].Addr(v1.IPv4Protocol), port),
+	}
+}
+
+// ask opens a connection of the client.
+func (w *world) ask(network string, to netip.AddrPort) {
+	_, _ = w.Client.Ask(w.t.Context(), network, to, proxiertest.AskOptions{Timeout: 10 * time.Second})
+}
+
+// TestOnlyPacketsThatMatchAreTraced, up to the limit. The trace ends with the last one.
+func TestOnlyPacketsThatMatchAreTraced(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	packet := w.atServer(8080)
+	result, err := packettrace.Trace(t.Context(), packettrace.Options{
+		NetNS: w.Node.NetNS(), Packet: packet, Limit: 3, Timeout: time.Minute,
+		While: func(context.Context) error {
+			for range 5 {
+				w.ask("udp", packet.Destination)
+				w.ask("tcp", netip.AddrPortFrom(packet.Destination.Addr(), 8081))
+				w.ask("tcp", netip.AddrPortFrom(w.LocalPods[1].Addr(v1.IPv4Protocol), 8080))
+				w.ask("tcp", packet.Destination)
+			}
+			return nil
+		},
+	})
+	netnstest.Check(t, err)
+	if len(result.Packets) != 3 {
+		t.Errorf("%d packets, want the limit, 3", len(result.Packets))
+	}
+	ports := map[uint16]bool{}
+	for _, p := range result.Packets {
+		last := p.Hops[len(p.Hops)-1]
+		ports[last.Source.Port()] = true
+		if last.Destination != packet.Destination || last.Hook != "postrouting" || !last.End || p.Lost {
+			t.Errorf("packet %+v, want one to %v that left the node", p, packet.Destination)
+		}
+	}
+	if len(ports) != 3 {
+		t.Errorf("source ports %v, want those of three connections", ports)
+	}
+	if left := w.tables(); left != nil {
+		t.Errorf("tables %q remain", left)
+	}
+}
+
+// TestATraceEndsWithItsTimeout or its context, if no packet comes.
+func TestATraceEndsWithItsTimeout(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	options := packettrace.Options{NetNS: w.Node.NetNS(), Packet: w.atServer(8080), Timeout: 50 * time.Millisecond}
+	result, err := packettrace.Trace(t.Context(), options)
+	if j := packettrace.Judge(&result, &desired.Explanation{}, w.Config().Names); err != nil || j.Outcome != packettrace.OutcomeUnseen {
+		t.Errorf("Trace = %+v, %v: %+v, want no packet", result, err, j)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	options.Timeout = packettrace.MaxTimeout
+	if result, err = packettrace.Trace(ctx, options); err != nil || len(result.Packets) != 0 {
+		t.Errorf("Trace with an ended context = %+v, %v, want no packet", result, err)
+	}
+}
+
+// TestTracesAtOnce see their own packets only.
+func TestTracesAtOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	var tracing sync.WaitGroup
+	for i := range 6 {
+		tracing.Go(func() {
+			packet := w.atServer(8080)
+			packet.Destination = netip.AddrPortFrom(w.LocalPods[i%3].Addr(v1.IPv4Protocol), 8080)
+			result, err := packettrace.Trace(t.Context(), packettrace.Options{
+				NetNS: w.Node.NetNS(), Packet: packet, Send: true, SendFrom: w.Client.NetNS(), Timeout: time.Minute,
+			})
+			if err != nil || result.Sent != "answered" || len(result.Packets) != 1 || result.Packets[0].Hops[0].Destination != packet.Destination {
+				t.Errorf("Trace = %+v, %v, want one packet to %v", result, err, packet.Destination)
+			}
+		})
+	}
+	tracing.Wait()
+}
+
+// TestAPacketOfTheNodeToItself arrives again through lo, and is one packet.
+func TestAPacketOfTheNodeToItself(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	to := netip.AddrPortFrom(w.Node.Addr(v1.IPv4Protocol), 31999)
+	result, err := packettrace.Trace(t.Context(), packettrace.Options{
+		NetNS: w.Node.NetNS(), Send: true, Timeout: time.Minute,
+		Packet: desired.Packet{Protocol: desired.TCP, Source: to.Addr(), Destination: to, Origin: desired.FromNode},
+	})
+	netnstest.Check(t, err)
+	j := packettrace.Judge(&result, &desired.Explanation{Verdict: desired.VerdictPass}, w.Config().Names)
+	if hops := result.Packets[0].Hops; !j.Agrees || hops[0].Hook != "output" || hops[len(hops)-1].Hook != "input" {
+		t.Errorf("hops %+v, judged %+v, want it delivered", hops, j)
+	}
+}
+
+// TestWhatCannotBeSent is an error that says why.
+func TestWhatCannotBeSent(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	packet := w.atServer(8080)
+	if _, err := packettrace.Trace(t.Context(), packettrace.Options{NetNS: w.Node.NetNS(), Packet: packet, Send: true}); err == nil {
+		t.Error("a packet was sent from an address that the node does not have")
+	}
+	if _, err := packettrace.Trace(t.Context(), packettrace.Options{NetNS: "no-such-namespace", Packet: packet}); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("error %v, want %v", err, os.ErrNotExist)
+	}
+}
+
+// leftVariable names the network namespace in which a process of the test leaves a table.
+const leftVariable = "SERVICEPLANE_TRACE_UNTIL_KILLED"
+
+// leaveATable traces until the process is killed, if a test has started it for that.
+func leaveATable() {
+	netNS := os.Getenv(leftVariable)
+	if netNS == "" {
+		return
+	}
+	trace := packettrace.Trace
+	if os.Getenv(leftVariable+"_WITHOUT_OWNER") != "" {
+		trace = packettrace.TraceWithoutOwner
+	}
+	_, _ = trace(context.Background(), packettrace.Options{
+		NetNS: netNS, Timeout: packettrace.MaxTimeout,
+		Packet: desired.Packet{Protocol: desired.TCP, Source: netip.MustParseAddr("192.0.2.1"), Destination: netip.MustParseAddrPort("192.0.2.2:80"), Origin: desired.FromOutside},
+	})
+	os.Exit(1)
+}
+
+// TestNothingIsLeftAfterAKill: the kernel deletes the table, and before Linux 5.12 the next
+// trace does, but not the table of one that runs.
+func TestNothingIsLeftAfterAKill(t *testing.T) {
+	t.Parallel()
+	for name, variable := range map[string]string{"owner": "X_UNUSED=", "before Linux 5.12": leftVariable + "_WITHOUT_OWNER=1"} {
+		w := newWorld(t, nil)
+		var running *exec.Cmd
+		for i := range 2 {
+			before := w.tables()
+			running = exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^$")
+			running.Env = append(os.Environ(), leftVariable+"="+w.Node.NetNS(), variable)
+			netnstest.Check(t, running.Start())
+			poll.Until(t, name+": another table", func() bool {
+				return slices.ContainsFunc(w.tables(), func(name string) bool { return !slices.Contains(before, name) })
+			})
+			if i == 0 { // the other one runs on until the end
+				netnstest.Check(t, running.Process.Kill())
+				_ = running.Wait()
+				if name == "owner" {
+					poll.Until(t, "the kernel deletes the table", func() bool { return len(w.tables()) == 0 })
+				}
+			}
+		}
+		_, err := packettrace.Trace(t.Context(), packettrace.Options{NetNS: w.Node.NetNS(), Packet: w.atServer(80), Timeout: time.Millisecond})
+		netnstest.Check(t, err)
+		if got := w.tables(); len(got) != 1 {
+			t.Errorf("%s: tables %q, want that of the running trace", name, got)
+		}
+		netnstest.Check(t, running.Process.Kill())
+		_ = running.Wait()
+	}
+}
