@@ -279,12 +279,12 @@ func (r *rebuilt) findings(family int) findings {
 
 // collect lists the pending changes, sorted by name, and drops Services whose changes have
 // cancelled out.
-func (f *family) collect(a *attempt) []Change {
+func (f *family) collect(a *attempt) []PortChange {
 	if len(f.pending) == 0 {
 		return nil
 	}
 	names := slices.SortedFunc(maps.Keys(f.pending), compareNames)
-	changes := make([]Change, 0, len(names))
+	changes := make([]PortChange, 0, len(names))
 	for _, name := range names {
 		first := len(changes)
 		changes = f.compareServices(changes, name)

@@ -7,7 +7,7 @@ import (
 
 // compareServices appends the differences of a Service between committed and current, sorted
 // by name.
-func (f *family) compareServices(changes []Change, name types.NamespacedName) []Change {
+func (f *family) compareServices(changes []PortChange, name types.NamespacedName) []PortChange {
 	before, _ := f.committed.services.Get(name)
 	after, _ := f.current.services.Get(name)
 	if before == after {
@@ -32,7 +32,7 @@ func deref[T any](p **T) *T {
 
 // comparePorts compares a port before and after; either may be nil. Only endpoints that the
 // mark names are compared.
-func (f *family) comparePorts(before, after *portState, m *mark) (c Change, differs bool) {
+func (f *family) comparePorts(before, after *portState, m *mark) (c PortChange, differs bool) {
 	refreshed := m.refreshes(after)
 	if before == after && !refreshed {
 		return c, false
@@ -50,7 +50,7 @@ func (f *family) comparePorts(before, after *portState, m *mark) (c Change, diff
 }
 
 // compareEndpoints sets Added and Removed.
-func (f *family) compareEndpoints(c *Change, was, is *endpointList, t *touched) {
+func (f *family) compareEndpoints(c *PortChange, was, is *endpointList, t *touched) {
 	switch {
 	case t.none():
 	case was.Len() == 0 || is.Len() == 0:
@@ -64,7 +64,7 @@ func (f *family) compareEndpoints(c *Change, was, is *endpointList, t *touched) 
 	}
 }
 
-func (f *family) compareEndpoint(c *Change, x, y *Endpoint) {
+func (f *family) compareEndpoint(c *PortChange, x, y *Endpoint) {
 	if x == nil && y == nil || x != nil && y != nil && f.sameRecord(x, y) {
 		return
 	}

@@ -6,8 +6,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Counts counts the events that a Tracker has received and what is pending, over all families.
-type Counts struct {
+// EventCounts counts the events that a Tracker has received and what is pending, over all families.
+type EventCounts struct {
 	// Services and EndpointSlices count the calls that added, changed or removed one.
 	Services, EndpointSlices uint64
 	// PendingServices is the number of Services that changed themselves and

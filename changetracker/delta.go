@@ -10,13 +10,13 @@ type Delta struct {
 	Full bool
 	// Changes has one item for each service port that differs or that Tracker.Refresh names,
 	// sorted by name.
-	Changes []Change
+	Changes []PortChange
 }
 
-// Change is the difference of one service port. A nil Before or After means that the service
+// PortChange is the difference of one service port. A nil Before or After means that the service
 // port was not, or is not, proxied. Both are nil only with an EndpointChangeTracker on its
 // own, which has no Services. After Tracker.Refresh there may be no difference.
-type Change struct {
+type PortChange struct {
 	Name          ServicePortName
 	Before, After *ServicePort
 	// Added and Removed are the endpoint differences, sorted by address. An endpoint whose

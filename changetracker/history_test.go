@@ -59,7 +59,7 @@ type replicaPort struct {
 }
 
 // change applies one Change to the replica, and checks that it fits.
-func (r replica) change(c Change, refreshed bool) error {
+func (r replica) change(c PortChange, refreshed bool) error {
 	was := r[c.Name]
 	switch {
 	case (was.port == nil) != (c.Before == nil):
@@ -459,7 +459,7 @@ func (w *world) apply(r *rand.Rand, what verb) error {
 func (w *world) checkRefreshed(step Step) error {
 	for name, asked := range w.refreshed[step.After.Family()] {
 		_, exists := step.After.Service(name)
-		if asked && exists && !slices.ContainsFunc(step.Delta.Changes, func(c Change) bool { return c.Name == name }) {
+		if asked && exists && !slices.ContainsFunc(step.Delta.Changes, func(c PortChange) bool { return c.Name == name }) {
 			return fmt.Errorf("%v was refreshed, but the changes are %v", name, outline(step.Delta))
 		}
 	}

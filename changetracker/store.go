@@ -24,7 +24,7 @@ type store struct {
 	places   placeNames
 	problems problemSet
 	sequence uint64 // of triggers
-	arrived  Counts
+	arrived  EventCounts
 	heard    Versions
 	lines    []logLine
 	gate     gate
@@ -285,7 +285,7 @@ func (s *store) problemCounts() map[Reason]int {
 	return s.problems.byReason()
 }
 
-func (s *store) counts() Counts {
+func (s *store) counts() EventCounts {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := s.arrived

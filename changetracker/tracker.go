@@ -74,7 +74,7 @@ func (t *Tracker) Problems() []Problem { return t.store.allProblems() }
 func (t *Tracker) ProblemCounts() map[Reason]int { return t.store.problemCounts() }
 
 // Counts returns the counters. It costs what is pending.
-func (t *Tracker) Counts() Counts { return t.store.counts() }
+func (t *Tracker) Counts() EventCounts { return t.store.counts() }
 
 // Synced reports that an Input is known: the Tracker has received every existing Service, or
 // every EndpointSlice. SetNode reports it for the node. A sync before that would remove what a

@@ -86,7 +86,7 @@ func (c *Cleaner) RunTraffic(ctx context.Context, log *zap.Logger, begun func())
 }
 
 // FollowTraffic is for proxier.Conntrack.
-func (c *Cleaner) FollowTraffic(family v1.IPFamily, outcomes []desired.Outcome, check desired.FlowCheck, selected func(*desired.Service) bool) {
+func (c *Cleaner) FollowTraffic(family v1.IPFamily, outcomes []desired.Applied, check desired.FlowCheck, selected func(*desired.Service) bool) {
 	t := c.traffic
 	t.pendingMu.Lock()
 	t.pending = append(t.pending, func() {

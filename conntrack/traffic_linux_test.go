@@ -69,7 +69,7 @@ func BenchmarkTraffic(b *testing.B) {
 			Name: changetracker.ServicePortName{Port: "dns"}, Protocol: desired.UDP, Cluster: desired.EndpointsOf(at("10.244.0.1:53")),
 			Frontends: []desired.Frontend{{Kind: desired.ClusterIP, VIP: netip.MustParseAddr("10.96.0.1"), Port: 53}},
 		}
-		c.FollowTraffic(v1.IPv4Protocol, []desired.Outcome{{Name: s.Name, Is: s}}, desired.FlowCheck{}, func(*desired.Service) bool { return true })
+		c.FollowTraffic(v1.IPv4Protocol, []desired.Applied{{Name: s.Name, Is: s}}, desired.FlowCheck{}, func(*desired.Service) bool { return true })
 		return tab, func() connection.Counts {
 			counts, err := c.AddTraffic(b.Context(), v1.IPv4Protocol, connection.Counts{})
 			netnstest.Check(b, err)

@@ -18,13 +18,13 @@ func TestNoSyncWaitsForAReading(t *testing.T) {
 	c := New(Options{})
 	vip := netip.MustParseAddr("10.96.0.1")
 	update := func(names ...string) {
-		var outcomes []desired.Outcome
+		var outcomes []desired.Applied
 		for i, name := range names {
 			s := &desired.Service{
 				Name: changetracker.ServicePortName{Port: name}, Protocol: desired.TCP,
 				Frontends: []desired.Frontend{{Kind: desired.ClusterIP, VIP: vip, Port: uint16(i + 1)}},
 			}
-			outcomes = append(outcomes, desired.Outcome{Name: s.Name, Is: s})
+			outcomes = append(outcomes, desired.Applied{Name: s.Name, Is: s})
 		}
 		c.FollowTraffic(v1.IPv4Protocol, outcomes, desired.FlowCheck{}, func(*desired.Service) bool { return true })
 	}

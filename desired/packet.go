@@ -120,14 +120,14 @@ type Traits struct {
 	FastPath bool
 	// Sockets is for an engine that translates the node's sockets, and those of pods on it, when
 	// they connect. nil means that rules do everything.
-	Sockets Sockets
+	Sockets SocketTranslation
 	// Scheduler is what chooses the endpoints of the service port, in an engine whose settings
 	// may replace the load balancing policy: IPVS. Its zero value means the policy.
 	Scheduler Scheduler
 }
 
-// Sockets decides which sockets an engine translates when they connect.
-type Sockets interface {
+// SocketTranslation decides which sockets an engine translates when they connect.
+type SocketTranslation interface {
 	// Carries reports whether it does so for a frontend of a service port, and if not, why: then
 	// rules do. It is pure.
 	Carries(s *Service, f *Frontend, g *Globals) (carried bool, why string)

@@ -49,8 +49,8 @@ type keptPort struct {
 }
 
 // sourceOf returns the change of a service port that failed: nothing is known of the States between.
-func (k *keptPort) sourceOf(change *Change, now *changetracker.State) *changetracker.Change {
-	source := &changetracker.Change{Name: change.Name, Added: now.Endpoints(change.Name), Removed: k.endpoints}
+func (k *keptPort) sourceOf(change *Change, now *changetracker.State) *changetracker.PortChange {
+	source := &changetracker.PortChange{Name: change.Name, Added: now.Endpoints(change.Name), Removed: k.endpoints}
 	if k.service != nil {
 		source.Before = k.service.Port
 	}

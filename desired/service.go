@@ -71,7 +71,7 @@ type Frontend struct {
 	Action Action
 	// Masquerade is whose source address is replaced when forwarding. Hairpin connections are
 	// always masqueraded.
-	Masquerade Masquerade
+	Masquerade Masquerading
 	// ShortCircuit sends the traffic of pods (which keeps its source) and of the node itself
 	// (which is masqueraded) to the Cluster endpoints, whatever Scope and Action are:
 	// externalTrafficPolicy Local binds only traffic from outside. Cluster is not empty if it
@@ -307,13 +307,13 @@ const (
 // String is the lower-case name of the action.
 func (a Action) String() string { return enum.Name(a, "", "forward", "reject", "drop") }
 
-// Masquerade is whose source address a frontend replaces.
-type Masquerade uint8
+// Masquerading is whose source address a frontend replaces.
+type Masquerading uint8
 
 // The masquerade rules.
 const (
 	// MasqueradeNone keeps every source.
-	MasqueradeNone Masquerade = iota + 1
+	MasqueradeNone Masquerading = iota + 1
 	// MasqueradeNonPod replaces sources that the local detector does not
 	// recognise as pods.
 	MasqueradeNonPod
@@ -322,4 +322,4 @@ const (
 )
 
 // String is a short name of the rule.
-func (m Masquerade) String() string { return enum.Name(m, "", "keep", "non-pod", "all") }
+func (m Masquerading) String() string { return enum.Name(m, "", "keep", "non-pod", "all") }

@@ -18,7 +18,7 @@ func (s Scope) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 func (a Action) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
 
 // MarshalText is String.
-func (m Masquerade) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+func (m Masquerading) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
 
 // MarshalText is String.
 func (v Verdict) MarshalText() ([]byte, error) { return []byte(v.String()), nil }

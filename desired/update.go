@@ -40,7 +40,7 @@ type Change struct {
 	// that differ from those that the engine has, with zones, nodes and Ext. After a failure
 	// they are all that there are and were. Nil if only frontends have moved between service
 	// ports, and if Full.
-	Source *changetracker.Change
+	Source *changetracker.PortChange
 }
 
 // ChangesTo returns the Changes that program these Services, in this order.
@@ -75,8 +75,8 @@ func (u *Update) Removed() iter.Seq[changetracker.ServicePortName] {
 	}
 }
 
-// Outcome is what an Update has made of a service port.
-type Outcome struct {
+// Applied is what an Update has made of a service port.
+type Applied struct {
 	Name changetracker.ServicePortName
 	// Was is what the engine had before, and Is what it has now; nil: nothing.
 	Was, Is *Service
@@ -87,16 +87,16 @@ type Outcome struct {
 // Outcomes returns what an engine has made of an Update, if it failed to program some service
 // ports. It lists every service port of Changes in their order, and then the others that failed,
 // each once. One that failed is as it was, but for the frontends that others have got.
-func (u *Update) Outcomes(failed []changetracker.ServicePortName) []Outcome {
+func (u *Update) Applied(failed []changetracker.ServicePortName) []Applied {
 	bad := make(map[changetracker.ServicePortName]bool, len(failed))
 	for _, name := range failed {
 		bad[name] = true
 	}
-	outcomes := make([]Outcome, 0, len(u.Changes))
+	outcomes := make([]Applied, 0, len(u.Changes))
 	got := map[Key]bool{} // by service ports that did not fail
 	for i := range u.Changes {
 		c := &u.Changes[i]
-		o := Outcome{Name: c.Name, Was: c.Before, Is: c.After, Failed: bad[c.Name]}
+		o := Applied{Name: c.Name, Was: c.Before, Is: c.After, Failed: bad[c.Name]}
 		outcomes = append(outcomes, o)
 		if len(failed) > 0 && !o.Failed {
 			for key := range o.Is.keys() {
@@ -108,7 +108,7 @@ func (u *Update) Outcomes(failed []changetracker.ServicePortName) []Outcome {
 	for _, name := range failed {
 		if bad[name] {
 			was, _ := u.Was.Service(name)
-			outcomes = append(outcomes, Outcome{Name: name, Was: was, Failed: true})
+			outcomes = append(outcomes, Applied{Name: name, Was: was, Failed: true})
 			delete(bad, name)
 		}
 	}

@@ -153,11 +153,11 @@ func (u *Updater) Retry(names ...changetracker.ServicePortName) { u.retry = appe
 
 // Done acknowledges the last Update, except for the service ports that failed, which stay as the
 // engine has them. It returns what became of each service port of the Update; see Outcomes.
-func (u *Updater) Done(failed []changetracker.ServicePortName) []Outcome {
+func (u *Updater) Done(failed []changetracker.ServicePortName) []Applied {
 	if u.last.Now == nil {
 		return nil
 	}
-	outcomes := u.last.Outcomes(failed)
+	outcomes := u.last.Applied(failed)
 	was, now := *u.last.Was, u.last.Now
 	for _, key := range u.last.Gone {
 		delete(u.unheld, key)
@@ -194,7 +194,7 @@ func (u *Updater) giveUp(was *Service, now *Resolved) {
 
 // keep takes over what the engine has of a service port. Its endpoints are those of had if it has not
 // failed before.
-func (u *Updater) keep(o *Outcome, had *Resolved) {
+func (u *Updater) keep(o *Applied, had *Resolved) {
 	old, failedBefore := u.kept.services[o.Name]
 	if failedBefore {
 		u.release(o.Name, old.service)

@@ -9,13 +9,13 @@ import (
 	"github.com/serviceplane/serviceplane/internal/enum"
 )
 
-// Reason is why the rules translate connections to a frontend.
-type Reason uint8
+// SocketReason is why the rules translate connections to a frontend.
+type SocketReason uint8
 
 // The reasons. Carried means that sockets are translated; those of hosts outside and of skipped
 // network namespaces still need the rules.
 const (
-	Carried Reason = iota
+	Carried SocketReason = iota
 	// ByProtocol: sockets of the protocol are not translated, see Sockets.UDP.
 	ByProtocol
 	// Skipped is what Sockets.Skip has chosen.
@@ -42,11 +42,11 @@ const (
 	// BySource: source ranges restrict it.
 	BySource
 	// TooMany endpoints do not fit a range.
-	TooMany
+	TooManyEndpoints
 )
 
 // String is the reason in words, which follow "because".
-func (r Reason) String() string {
+func (r SocketReason) String() string {
 	return enum.Name(r, "", "sockets of its protocol are not translated", "it is skipped", "it has session affinity", "it has a consistent hash", "its endpoints have weights",
 		"its connections end with their endpoint", "a socket cannot tell a pod by its interface, or pods are not known", "every source is masqueraded",
 		"it is a node port", "it has no endpoints", "it has source ranges", "it has more than 65535 endpoints")
@@ -55,14 +55,14 @@ func (r Reason) String() string {
 // maxEndpoints is the largest number in a range.
 const maxEndpoints = 1<<16 - 1
 
-// Carries implements desired.Sockets.
+// Carries implements desired.SocketTranslation.
 func (c *Sockets) Carries(s *desired.Service, f *desired.Frontend, g *desired.Globals) (carried bool, why string) {
 	_, reason := c.judge(s, f, g)
 	return reason == Carried, reason.String()
 }
 
 // judge decides whether sockets are translated that connect to a frontend, and in which scope.
-func (c *Sockets) judge(s *desired.Service, f *desired.Frontend, g *desired.Globals) (desired.Scope, Reason) {
+func (c *Sockets) judge(s *desired.Service, f *desired.Frontend, g *desired.Globals) (desired.Scope, SocketReason) {
 	scope, why := f.Scope, c.judgeService(s, g)
 	external := f.Kind == desired.LoadBalancer || f.Kind == desired.ExternalIP
 	switch {
@@ -83,7 +83,7 @@ func (c *Sockets) judge(s *desired.Service, f *desired.Frontend, g *desired.Glob
 	case n == 0:
 		return scope, Refused
 	case n > maxEndpoints:
-		return scope, TooMany
+		return scope, TooManyEndpoints
 	case s.Weights(scope) != nil:
 		return scope, NeedsWeights
 	}
@@ -91,7 +91,7 @@ func (c *Sockets) judge(s *desired.Service, f *desired.Frontend, g *desired.Glob
 }
 
 // judgeService decides what is the same for all frontends.
-func (c *Sockets) judgeService(s *desired.Service, g *desired.Globals) Reason {
+func (c *Sockets) judgeService(s *desired.Service, g *desired.Globals) SocketReason {
 	switch {
 	case s.Protocol != desired.TCP && (s.Protocol != desired.UDP || c.UDP != UDPTranslate):
 		return ByProtocol

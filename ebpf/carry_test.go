@@ -31,7 +31,7 @@ func TestWhoCarries(t *testing.T) {
 		frontend     desired.Frontend
 		service      func(*desired.Service)
 		edit         func(*desired.Frontend, *desired.Globals)
-		strict, fast Reason
+		strict, fast SocketReason
 	}{
 		{name: "ClusterIP", frontend: clusterIP, strict: Carried, fast: Carried},
 		{name: "external, policy Cluster", frontend: external, strict: Masqueraded, fast: Carried},
@@ -48,7 +48,7 @@ func TestWhoCarries(t *testing.T) {
 		{name: "ending", frontend: clusterIP, service: func(s *desired.Service) { s.Port.EndConnections = true }, strict: NeedsEnding, fast: NeedsEnding},
 		{name: "weights", frontend: clusterIP, service: func(s *desired.Service) { s.ClusterWeights = []uint16{1, 2} }, strict: NeedsWeights, fast: NeedsWeights},
 		{name: "skipped", frontend: clusterIP, service: func(s *desired.Service) { s.Name.Port = "skipped" }, strict: Skipped, fast: Skipped},
-		{name: "too many", frontend: clusterIP, service: func(s *desired.Service) { s.Cluster = many(maxEndpoints + 1) }, strict: TooMany, fast: TooMany},
+		{name: "too many", frontend: clusterIP, service: func(s *desired.Service) { s.Cluster = many(maxEndpoints + 1) }, strict: TooManyEndpoints, fast: TooManyEndpoints},
 	} {
 		s := &desired.Service{Protocol: desired.TCP, Cluster: at("10.244.1.2:8080", "10.244.2.2:8080"), Port: &changetracker.ServicePort{}}
 		g := pods
@@ -59,7 +59,7 @@ func TestWhoCarries(t *testing.T) {
 			c.edit(&c.frontend, &g)
 		}
 		s.Frontends = []desired.Frontend{c.frontend}
-		for mode, want := range map[Mode]Reason{Strict: c.strict, Fast: c.fast} {
+		for mode, want := range map[Mode]SocketReason{Strict: c.strict, Fast: c.fast} {
 			sockets := Sockets{Mode: mode, Skip: func(s *desired.Service) bool { return s.Name.Port == "skipped" }}
 			if _, got := sockets.judge(s, &s.Frontends[0], &g); got != want {
 				t.Errorf("%s, %v: reason %d, want %d", c.name, mode, got, want)

@@ -17,8 +17,8 @@ type Config struct {
 	nftables.Config
 	// Sockets configures what is done before the rules.
 	Sockets Sockets
-	// Forward configures the fast path of forwarded packets, which skips the rules.
-	Forward Forward
+	// Forwarding configures the fast path of forwarded packets, which skips the rules.
+	Forwarding Forwarding
 }
 
 // Sockets configures the translation of sockets.
@@ -46,18 +46,18 @@ type Sockets struct {
 	// connected to. A connect(2) is faster without the memory of the VIP.
 	RealPeer bool
 	// UDP is how UDP is translated.
-	UDP UDP
+	UDP UDPMode
 	// NetNSs returns paths of network namespaces, for UDPTranslate: those where sockets may have to end.
 	// nil means that of the node, those in /run/netns, and those of all processes that this one sees.
 	NetNSs func() ([]string, error)
 }
 
-// UDP is how UDP is translated.
-type UDP uint8
+// UDPMode is how UDP is translated.
+type UDPMode uint8
 
 const (
 	// UDPRules leaves UDP to the rules, which let open sockets follow the endpoints.
-	UDPRules UDP = iota
+	UDPRules UDPMode = iota
 	// UDPTranslate is for nodes that do not track connections. It needs Linux 6.5 or newer, which allows BPF iterators over
 	// sockets (a hardened kernel may not), CAP_SYS_ADMIN, and Watch.
 	//
@@ -70,7 +70,7 @@ const (
 )
 
 // String is "rules" or "translate".
-func (u UDP) String() string { return enum.Name(u, "rules", "translate") }
+func (u UDPMode) String() string { return enum.Name(u, "rules", "translate") }
 
 // Mode is what is translated.
 type Mode uint8
@@ -100,10 +100,10 @@ func (c Config) WithDefaults() Config {
 func (c Config) Validate() error {
 	c = c.WithDefaults()
 	errs := invalid.Fields{c.Config.Validate()}
-	if c.Forward.Peer != nil && !c.Forward.on() {
+	if c.Forwarding.Peer != nil && !c.Forwarding.on() {
 		errs.Add("Forward.Peer", "set without Forward.Device")
 	}
-	if c.Forward.on() && c.FastPathAfter > 0 {
+	if c.Forwarding.on() && c.FastPathAfter > 0 {
 		errs.Add("Forward", "FastPathAfter is set too: choose one fast path")
 	}
 	if len(c.Sockets.Cgroups) == 0 {

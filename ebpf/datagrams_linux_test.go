@@ -225,7 +225,7 @@ func TestNoSocketSendsWhenTheNodeSaysSo(t *testing.T) {
 	for round := range 10 {
 		was, is := n.world.RemotePods[round%2], n.world.RemotePods[(round+1)%2]
 		n.serveUDP(t, 0, was)
-		var flows []*proxiertest.Flow
+		var flows []*proxiertest.Conn
 		for _, family := range families {
 			for range 5 {
 				flow := n.openUDP(t, family)
@@ -266,7 +266,7 @@ func TestUDPSocketsEndWhenTheProgramsGo(t *testing.T) {
 		n.sockets.UDP = ebpf.UDPTranslate
 		n.start(t)
 		n.serveUDP(t, 0, n.world.RemotePods[0])
-		var flows []*proxiertest.Flow
+		var flows []*proxiertest.Conn
 		for _, family := range families {
 			flow := n.openUDP(t, family)
 			mustAnswer(t, flow, n.world.RemotePods[0])
@@ -322,7 +322,7 @@ func TestASocketThatIsConnectedAgain(t *testing.T) {
 	}
 }
 
-func (n *node) openUDP(t *testing.T, family v1.IPFamily) *proxiertest.Flow {
+func (n *node) openUDP(t *testing.T, family v1.IPFamily) *proxiertest.Conn {
 	t.Helper()
 	flow, err := n.world.LocalPods[0].Open(t.Context(), "udp", dnsVIP(family, 0), proxiertest.AskOptions{Timeout: time.Second})
 	netnstest.Check(t, err)
@@ -330,7 +330,7 @@ func (n *node) openUDP(t *testing.T, family v1.IPFamily) *proxiertest.Flow {
 	return flow
 }
 
-func mustAnswer(t *testing.T, flow *proxiertest.Flow, want *proxiertest.Host) {
+func mustAnswer(t *testing.T, flow *proxiertest.Conn, want *proxiertest.Host) {
 	t.Helper()
 	poll.Nil(t, "the endpoint answers", func() error {
 		a, err := flow.Ask(t.Context())
@@ -342,7 +342,7 @@ func mustAnswer(t *testing.T, flow *proxiertest.Flow, want *proxiertest.Host) {
 }
 
 // mustEnd sends datagrams until the kernel says that there is no peer.
-func mustEnd(t *testing.T, flow *proxiertest.Flow) {
+func mustEnd(t *testing.T, flow *proxiertest.Conn) {
 	t.Helper()
 	poll.Until(t, "the socket ends", func() bool {
 		_, err := flow.Ask(t.Context())

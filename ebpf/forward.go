@@ -9,7 +9,7 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// Forward configures the fast path of packets that the node forwards, of service ports with
+// Forwarding configures the fast path of packets that the node forwards, of service ports with
 // changetracker.ServicePort.FastPath. A program at ingress of devices translates and redirects
 // packets of established TCP and UDP flows that the rules have translated: see the package's
 // documentation for what they skip. The zero value turns it off.
@@ -17,7 +17,7 @@ import (
 // TCP takes it only where net.netfilter.nf_conntrack_tcp_be_liberal is 1: then a connection can return to
 // the rules at any time, for its end, an IP option or a device without the program. A full sync
 // looks at the settings.
-type Forward struct {
+type Forwarding struct {
 	// Device chooses the devices by name. A packet is forwarded if both the device that it comes
 	// from and the one that it goes to are chosen. Only Ethernet devices that belong to no bridge, bond or
 	// VRF take part. nil turns the fast path off. It may be called at any time.
@@ -30,15 +30,15 @@ type Forward struct {
 }
 
 // on reports whether there is a fast path.
-func (f *Forward) on() bool { return f.Device != nil }
+func (f *Forwarding) on() bool { return f.Device != nil }
 
-// ForwardCounts counts what the program of an IP family has forwarded since it was attached for the
+// IngressCounts counts what the program of an IP family has forwarded since it was attached for the
 // first time, also for an earlier process. A packet that the kernel has put together from several
 // counts once.
-type ForwardCounts struct {
+type ForwardingCounts struct {
 	// Packets are all packets, of both directions.
 	Packets uint64
-	// ToPeer are those of them that were given to the other end of a veth, see Forward.Peer.
+	// ToPeer are those of them that were given to the other end of a veth, see Forwarding.Peer.
 	ToPeer uint64
 }
 

@@ -77,10 +77,10 @@ func newUplink(b *testing.B, name string) *uplink {
 	config.Tracker.DecorateService = func(p *changetracker.ServicePort, _ *v1.Service) { p.FastPath = true }
 	every := func(string) bool { return true }
 	if name == "forward" || name == "peer" {
-		config.Forward.Device = every
+		config.Forwarding.Device = every
 	}
 	if name == "peer" {
-		config.Forward.Peer = every
+		config.Forwarding.Peer = every
 	}
 	config.Families = []v1.IPFamily{v1.IPv4Protocol}
 	engine, err := ebpf.NewEngine(config, v1.IPv4Protocol, proxier.Deps{})

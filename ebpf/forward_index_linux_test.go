@@ -25,7 +25,7 @@ import (
 func TestForwardConfig(t *testing.T) {
 	t.Parallel()
 	every := func(string) bool { return true }
-	config := Config{Sockets: Sockets{Cgroups: []string{"/a"}}, Forward: Forward{Device: every, Peer: every}}
+	config := Config{Sockets: Sockets{Cgroups: []string{"/a"}}, Forwarding: Forwarding{Device: every, Peer: every}}
 	if err := config.Validate(); err != nil {
 		t.Error(err)
 	}
@@ -33,7 +33,7 @@ func TestForwardConfig(t *testing.T) {
 	if err := config.Validate(); !errors.Is(err, proxier.ErrInvalidConfig) || !strings.Contains(err.Error(), "FastPathAfter") {
 		t.Errorf("%v, want an error about FastPathAfter", err)
 	}
-	config.FastPathAfter, config.Forward.Device = 0, nil
+	config.FastPathAfter, config.Forwarding.Device = 0, nil
 	if err := config.Validate(); !errors.Is(err, proxier.ErrInvalidConfig) || !strings.Contains(err.Error(), "Forward.Peer") {
 		t.Errorf("%v, want an error about Forward.Peer", err)
 	}

@@ -82,7 +82,7 @@ func (f *forwarder) dir() string {
 func (f *forwarder) forwards() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.config.Forward.on() && f.without == nil
+	return f.config.Forwarding.on() && f.without == nil
 }
 
 // apply follows an update that the rules have. It returns the number of writes.
@@ -115,7 +115,7 @@ func (f *forwarder) apply(update *desired.Update, failed []*proxier.ServiceError
 
 // begin opens what is pinned, or creates it. Without fast path it removes what an earlier process has left.
 func (f *forwarder) begin() {
-	if !f.config.Forward.on() {
+	if !f.config.Forwarding.on() {
 		if err := f.remove(); err != nil {
 			f.log.Warn("a fast path that is not configured any more is still there", zap.Error(err))
 		}
@@ -382,7 +382,7 @@ func (f *forwarder) writeFlow(k flowKey, wanted bool) error {
 
 // ForwardCounts returns the counts of the fast path. It is an error if there is none, because nothing was
 // applied yet, or because the kernel lacks what it needs.
-func (e *Engine) ForwardCounts() (c ForwardCounts, err error) {
+func (e *Engine) ForwardCounts() (c ForwardingCounts, err error) {
 	f := e.forward
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -463,7 +463,7 @@ func (f *forwarder) closeAll() error {
 
 // watch follows the devices until ctx ends.
 func (f *forwarder) watch(ctx context.Context) {
-	if !f.config.Forward.on() {
+	if !f.config.Forwarding.on() {
 		return
 	}
 	for {

@@ -65,7 +65,7 @@ func newFastNode(t *testing.T, family v1.IPFamily) *fastNode {
 	common.Tracker.DecorateService = func(p *changetracker.ServicePort, s *v1.Service) { p.FastPath = s.Annotations[slow] == "" }
 	n.config = ebpf.Config{Config: nftables.Config{Config: common}, Sockets: sockets(t)}
 	isPod := func(name string) bool { return strings.HasPrefix(name, "pod") }
-	n.config.Forward = ebpf.Forward{Device: func(name string) bool { return isPod(name) || name == "client" || name == "uplink" }, Peer: isPod}
+	n.config.Forwarding = ebpf.Forwarding{Device: func(name string) bool { return isPod(name) || name == "client" || name == "uplink" }, Peer: isPod}
 	return n
 }
 
@@ -137,14 +137,14 @@ func (n *fastNode) serve(pod *proxiertest.Host) {
 	netnstest.Check(n.t, proxiertest.Sync(n.t.Context(), n))
 }
 
-func (n *fastNode) counts() ebpf.ForwardCounts {
+func (n *fastNode) counts() ebpf.ForwardingCounts {
 	n.t.Helper()
 	c, err := n.engine.ForwardCounts()
 	netnstest.Check(n.t, err)
 	return c
 }
 
-func (n *fastNode) open(from *proxiertest.Host, network string, to netip.AddrPort) *proxiertest.Flow {
+func (n *fastNode) open(from *proxiertest.Host, network string, to netip.AddrPort) *proxiertest.Conn {
 	n.t.Helper()
 	flow, err := from.Open(n.t.Context(), network, to, proxiertest.AskOptions{})
 	netnstest.Check(n.t, err)
@@ -155,7 +155,7 @@ func (n *fastNode) open(from *proxiertest.Host, network string, to netip.AddrPor
 const requests = 10
 
 // ask sends requests over an open flow, and returns how many packets were forwarded meanwhile.
-func (n *fastNode) ask(flow *proxiertest.Flow, server string) uint64 {
+func (n *fastNode) ask(flow *proxiertest.Conn, server string) uint64 {
 	n.t.Helper()
 	before := n.counts()
 	for range requests {
@@ -171,7 +171,7 @@ func (n *fastNode) ask(flow *proxiertest.Flow, server string) uint64 {
 }
 
 // establish asks until connection tracking has decided all about the flow: UDP takes two seconds.
-func (n *fastNode) establish(flow *proxiertest.Flow, server string) {
+func (n *fastNode) establish(flow *proxiertest.Conn, server string) {
 	n.t.Helper()
 	poll.Until(n.t, "the flow is forwarded", func() bool { return n.ask(flow, server) >= 2*requests })
 }
@@ -187,7 +187,7 @@ func eachFamily(t *testing.T, test func(t *testing.T, n *fastNode)) {
 }
 
 // askLong asks for as long as a flow needs until it is forwarded.
-func (n *fastNode) askLong(flow *proxiertest.Flow, network, server string) (packets uint64) {
+func (n *fastNode) askLong(flow *proxiertest.Conn, network, server string) (packets uint64) {
 	n.t.Helper()
 	for start := time.Now(); packets == 0 && time.Since(start) < 2500*time.Millisecond; {
 		packets += n.ask(flow, server)
@@ -199,7 +199,7 @@ func (n *fastNode) askLong(flow *proxiertest.Flow, network, server string) (pack
 }
 
 // mustForward wants that all packets of a flow are forwarded.
-func (n *fastNode) mustForward(flow *proxiertest.Flow, network string, pod *proxiertest.Host, peer bool) {
+func (n *fastNode) mustForward(flow *proxiertest.Conn, network string, pod *proxiertest.Host, peer bool) {
 	n.t.Helper()
 	n.establish(flow, pod.Name)
 	before := n.counts()
@@ -283,10 +283,10 @@ func TestFlowsReturnToTheRules(t *testing.T) {
 			t.Errorf("%d packets of an open connection are forwarded", got)
 		}
 		n.stop()
-		n.config.Forward = ebpf.Forward{}
+		n.config.Forwarding = ebpf.Forwarding{}
 		n.start()
 		n.serve(second)
-		for flow, server := range map[*proxiertest.Flow]string{tcp: first.Name, udp: second.Name} {
+		for flow, server := range map[*proxiertest.Conn]string{tcp: first.Name, udp: second.Name} {
 			if a, err := flow.Ask(t.Context()); err != nil || a.Server != server {
 				t.Errorf("without fast path: answer %+v, error %v; want %s", a, err, server)
 			}
@@ -329,7 +329,7 @@ func TestTheFastPathOutlivesTheProcess(t *testing.T) {
 				n.start()
 				pod := n.world.LocalPods[0]
 				n.serve(pod)
-				flows := map[string]*proxiertest.Flow{}
+				flows := map[string]*proxiertest.Conn{}
 				for _, network := range []string{"tcp", "udp"} {
 					flows[network] = n.open(n.world.Client, network, netip.AddrPortFrom(n.vip(), 80))
 					n.establish(flows[network], pod.Name)

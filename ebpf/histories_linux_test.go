@@ -57,9 +57,9 @@ func historyPlanes(t *testing.T, seed uint64) (plane, fresh history.Plane) {
 	if seed%4 > 0 { // otherwise sockets carry nothing
 		shared.Masquerade.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/32")}
 	}
-	var udp UDP
+	var udp UDPMode
 	if canDestroy(v1.IPv4Protocol) == nil { // Linux 6.5 or newer, and it allows the programs
-		udp = UDP(seed / 2 % 2)
+		udp = UDPMode(seed / 2 % 2)
 	}
 	cgroup := bpftest.NewCgroup(t)
 	newPlane := func() history.Plane {

@@ -22,7 +22,7 @@ import (
 // privileged is what a process without some privileges does, and what came of it.
 type privileged struct {
 	BPFFS, Cgroup string
-	UDP           ebpf.UDP
+	UDP           ebpf.UDPMode
 	Forward       bool
 
 	Conditions []string
@@ -94,7 +94,7 @@ func syncOnce(t *testing.T, text string) {
 	config := ebpf.Config{Sockets: ebpf.Sockets{BPFFS: p.BPFFS, Cgroups: []string{p.Cgroup}, UDP: p.UDP}}
 	config.Config = nftables.Config{Config: proxier.Config{Families: []v1.IPFamily{v1.IPv4Protocol}}}
 	if p.Forward {
-		config.Forward.Device = func(name string) bool { return name == "uplink" }
+		config.Forwarding.Device = func(name string) bool { return name == "uplink" }
 	}
 	engine, err := ebpf.NewEngine(config, v1.IPv4Protocol, proxier.Deps{})
 	netnstest.Check(t, err)

@@ -24,7 +24,7 @@ func NewEngine(Config, v1.IPFamily, proxier.Deps) (*Engine, error) { return nil,
 func RemoveSockets(Config) error { return errNotLinux() }
 
 // ForwardCounts is zero.
-func (e *Engine) ForwardCounts() (ForwardCounts, error) { return ForwardCounts{}, errNotLinux() }
+func (e *Engine) ForwardCounts() (ForwardingCounts, error) { return ForwardingCounts{}, errNotLinux() }
 
 // SocketCounts is zero.
 func (e *Engine) SocketCounts() (SocketCounts, error) { return SocketCounts{}, errNotLinux() }

@@ -110,8 +110,8 @@ func (w with) part(c *desired.Change, member int, had placement, update *desired
 }
 
 // asNew returns the change of a new service port, for one that a member gets: it has none of its endpoints.
-func asNew(c *desired.Change, now *desired.Resolved) *changetracker.Change {
-	source := &changetracker.Change{Name: c.Name, After: c.After.Port}
+func asNew(c *desired.Change, now *desired.Resolved) *changetracker.PortChange {
+	source := &changetracker.PortChange{Name: c.Name, After: c.After.Port}
 	if now != nil {
 		source.Added = now.View().State().Endpoints(c.Name)
 	}

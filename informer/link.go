@@ -149,7 +149,7 @@ func rootOf(err error) string {
 // send sends a request, and ends it if its response does not begin or end in time.
 func (l *Link) send(next http.RoundTripper, r *http.Request) (*http.Response, error) {
 	limit := l.options.HeaderTimeout
-	if limit == Never {
+	if limit == NoHeaderTimeout {
 		return next.RoundTrip(r)
 	}
 	ctx, cancel := context.WithCancelCause(r.Context())

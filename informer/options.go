@@ -40,7 +40,7 @@ type Options struct {
 }
 
 // Never disables LinkOptions.HeaderTimeout.
-const Never time.Duration = -1
+const NoHeaderTimeout time.Duration = -1
 
 const defaultWaitTimeout = 5 * time.Second
 

@@ -42,7 +42,7 @@ func TestCounts(t *testing.T) {
 		for _, names := range []proxier.Names{proxier.DefaultNames(), proxier.KubeProxyNames()} {
 			t.Run(string(variant)+"/"+names.Instance, func(t *testing.T) {
 				t.Parallel()
-				proxiertest.Counts(t, provider(variant, names))
+				proxiertest.ConnectionCounts(t, provider(variant, names))
 			})
 		}
 	}
@@ -54,7 +54,7 @@ func TestTraffic(t *testing.T) {
 	for _, variant := range []iptables.Variant{iptables.VariantNFT, iptables.VariantLegacy} {
 		t.Run(string(variant), func(t *testing.T) {
 			t.Parallel()
-			proxiertest.Traffic(t, provider(variant, proxier.DefaultNames()))
+			proxiertest.TrafficCounts(t, provider(variant, proxier.DefaultNames()))
 		})
 	}
 }

@@ -140,7 +140,7 @@ func (p *portPlanner) entry(f *desired.Frontend) string {
 }
 
 // marker returns the chain that sets the masquerade mark; "" for none.
-func (p *planner) marker(m desired.Masquerade) string {
+func (p *planner) marker(m desired.Masquerading) string {
 	switch m {
 	case desired.MasqueradeAll:
 		return p.names.mark()

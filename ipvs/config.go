@@ -30,7 +30,7 @@ type Config struct {
 	Tune func(s *desired.Service) Tuning
 	// Forward is how packets are forwarded to real servers. Node ports are always masqueraded, because no
 	// real server has the node's address, and so is SCTP.
-	Forward Forward
+	Forward ForwardingMethod
 	// OnePacket schedules each UDP datagram separately, like the flag --ops of ipvsadm.
 	OnePacket bool
 	// TCPTimeout, TCPFinTimeout and UDPTimeout are how long the kernel stores idle
@@ -64,15 +64,15 @@ type Tuning struct {
 	// for all.
 	HashPort, HashFallback, OnePacket bool
 	// Forward replaces the Config's, if it is not ForwardMasquerade.
-	Forward Forward
+	Forward ForwardingMethod
 }
 
-// Forward is a forwarding method.
-type Forward uint8
+// ForwardingMethod is a forwarding method.
+type ForwardingMethod uint8
 
 const (
 	// ForwardMasquerade translates addresses and ports; replies pass this node too.
-	ForwardMasquerade Forward = iota
+	ForwardMasquerade ForwardingMethod = iota
 	// ForwardDirect forwards packets unchanged to a real server on the same link. It must
 	// have the VIP and listen on its port, and it replies to clients directly: not through this node,
 	// which has the VIP too and takes packets from it for forged. So clients on this node get no answer.

@@ -53,10 +53,10 @@ func TestTraceAgreesWithExplain(t *testing.T) {
 
 // TestCounts counts connections exactly.
 func TestCounts(t *testing.T) {
-	proxiertest.Counts(t, provider(0))
+	proxiertest.ConnectionCounts(t, provider(0))
 }
 
 // TestTraffic counts packets and bytes exactly.
 func TestTraffic(t *testing.T) {
-	proxiertest.Traffic(t, provider(0))
+	proxiertest.TrafficCounts(t, provider(0))
 }

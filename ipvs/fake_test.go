@@ -162,7 +162,7 @@ func (k *fakeKernel) Delete(key serverKey) error {
 	})
 }
 
-func (k *fakeKernel) PutReal(key serverKey, real netip.AddrPort, weight int, how Forward, isNew bool) error {
+func (k *fakeKernel) PutReal(key serverKey, real netip.AddrPort, weight int, how ForwardingMethod, isNew bool) error {
 	return k.call(func() error {
 		v := k.virtuals[key]
 		if v == nil {

@@ -99,7 +99,7 @@ func TestForwardingMethods(t *testing.T) {
 				return result
 			}
 			var open *netns.Flow
-			for _, now = range []Forward{ForwardMasquerade, ForwardDirect, ForwardTunnel, ForwardMasquerade} {
+			for _, now = range []ForwardingMethod{ForwardMasquerade, ForwardDirect, ForwardTunnel, ForwardMasquerade} {
 				tcp, udp := service("web", vip, real), service("dns", vip, real)
 				udp.Protocol = desired.UDP
 				for _, s := range []*desired.Service{tcp, udp} {

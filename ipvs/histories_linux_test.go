@@ -170,7 +170,7 @@ func (k calledKernel) Delete(key serverKey) error {
 	return k.do(func() error { return k.fake().Delete(key) })
 }
 
-func (k calledKernel) PutReal(key serverKey, real netip.AddrPort, weight int, how Forward, isNew bool) error {
+func (k calledKernel) PutReal(key serverKey, real netip.AddrPort, weight int, how ForwardingMethod, isNew bool) error {
 	return k.do(func() error { return k.fake().PutReal(key, real, weight, how, isNew) })
 }
 

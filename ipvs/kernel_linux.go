@@ -232,7 +232,7 @@ func (k *netlinkKernel) Delete(key serverKey) error {
 }
 
 // PutReal implements kernel.
-func (k *netlinkKernel) PutReal(key serverKey, real netip.AddrPort, weight int, how Forward, isNew bool) error {
+func (k *netlinkKernel) PutReal(key serverKey, real netip.AddrPort, weight int, how ForwardingMethod, isNew bool) error {
 	service, d := k.service(key, settings{}), k.destination(real, weight, how)
 	if isNew {
 		err := k.handle.NewDestination(service, d)
@@ -264,7 +264,7 @@ func (k *netlinkKernel) service(key serverKey, s settings) *ipvs.Service {
 	}
 }
 
-func (k *netlinkKernel) destination(real netip.AddrPort, weight int, how Forward) *ipvs.Destination {
+func (k *netlinkKernel) destination(real netip.AddrPort, weight int, how ForwardingMethod) *ipvs.Destination {
 	return &ipvs.Destination{
 		Address: real.Addr().AsSlice(), Port: real.Port(), Weight: weight, AddressFamily: k.family,
 		ConnectionFlags: methods[how].flag,

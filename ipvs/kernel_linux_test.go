@@ -412,7 +412,7 @@ func TestAMissingSchedulerConcernsOneService(t *testing.T) {
 
 func (n *node) device() string { return "serviceplane0" }
 
-func (n *node) open() *proxiertest.Flow {
+func (n *node) open() *proxiertest.Conn {
 	n.t.Helper()
 	flow, err := n.world.LocalPods[2].Open(n.t.Context(), "tcp", netip.MustParseAddrPort(webVIP+":80"), proxiertest.AskOptions{Timeout: 3 * time.Second})
 	if err != nil {

@@ -37,7 +37,7 @@ type settings struct {
 	// timeout is how long a client stays with its real server; 0 without flagPersistent.
 	timeout time.Duration
 	// forward is that of all its real servers.
-	forward Forward
+	forward ForwardingMethod
 }
 
 // satisfy reports whether a virtual server with these settings does what is wanted. One with
@@ -119,7 +119,7 @@ func (p *planner) tuning(s *desired.Service) (own Tuning) {
 
 // forward is how packets to the VIPs of a service port are forwarded. Without its answers, connection tracking
 // takes what follows the first packet of SCTP for invalid.
-func (p *planner) forward(s *desired.Service, own Tuning) Forward {
+func (p *planner) forward(s *desired.Service, own Tuning) ForwardingMethod {
 	if s.Protocol == desired.SCTP {
 		return ForwardMasquerade
 	}
@@ -127,7 +127,7 @@ func (p *planner) forward(s *desired.Service, own Tuning) Forward {
 }
 
 // forwarded sets how packets to a port are forwarded. Only masquerading changes the port.
-func (v *virtual) forwarded(how Forward, port uint16) {
+func (v *virtual) forwarded(how ForwardingMethod, port uint16) {
 	v.forward, v.instead.forward = how, how
 	if how == ForwardMasquerade {
 		return
@@ -147,7 +147,7 @@ func (v *virtual) unfitError(key serverKey) error {
 		key, v.forward, len(v.unfit), v.unfit[0], key.Port)
 }
 
-// method is what the kernel has for a Forward: a flag IP_VS_CONN_F_* of linux/ip_vs.h, and the name in
+// method is what the kernel has for a ForwardingMethod: a flag IP_VS_CONN_F_* of linux/ip_vs.h, and the name in
 // /proc/net/ip_vs.
 type method struct {
 	flag uint32
@@ -156,11 +156,13 @@ type method struct {
 
 var methods = []method{ForwardMasquerade: {0, "Masq"}, ForwardDirect: {3, "Route"}, ForwardTunnel: {2, "Tunnel"}} // read-only
 
-// methodOf returns the Forward of a method. The others of the kernel count as ForwardMasquerade.
-func methodOf(is func(method) bool) Forward { return Forward(max(0, slices.IndexFunc(methods, is))) }
+// methodOf returns the ForwardingMethod of a method. The others of the kernel count as ForwardMasquerade.
+func methodOf(is func(method) bool) ForwardingMethod {
+	return ForwardingMethod(max(0, slices.IndexFunc(methods, is)))
+}
 
 // String is the name in /proc/net/ip_vs.
-func (f Forward) String() string { return methods[f].name }
+func (f ForwardingMethod) String() string { return methods[f].name }
 
 func (p *planner) virtual(s *desired.Service, scope desired.Scope, own Tuning) *virtual {
 	endpoints, weights := s.Endpoints(scope).Slice(), s.Weights(scope)

@@ -195,7 +195,7 @@ func TestSettingsOfAVirtualServer(t *testing.T) {
 func TestOnlyMasqueradingChangesThePort(t *testing.T) {
 	t.Parallel()
 	fits := netip.MustParseAddrPort("192.0.2.3:80")
-	for name, c := range map[string]struct{ engine, own, want Forward }{
+	for name, c := range map[string]struct{ engine, own, want ForwardingMethod }{
 		"masquerading":           {},
 		"the engine's":           {ForwardDirect, ForwardMasquerade, ForwardDirect},
 		"the service port's":     {ForwardMasquerade, ForwardTunnel, ForwardTunnel},

@@ -28,7 +28,7 @@ type kernel interface {
 	// Put and PutReal update an object that is not new, and that must be there.
 	Put(key serverKey, s settings, isNew bool) error
 	Delete(key serverKey) error
-	PutReal(key serverKey, real netip.AddrPort, weight int, how Forward, isNew bool) error
+	PutReal(key serverKey, real netip.AddrPort, weight int, how ForwardingMethod, isNew bool) error
 	DeleteReal(key serverKey, real netip.AddrPort) error
 	setTimeouts(c *Config) error
 	Close()

@@ -445,7 +445,7 @@ func TestANewForwardingMethodReachesEachRealServer(t *testing.T) {
 	t.Parallel()
 	k := newFakeKernel()
 	table, key := newTable(k, testDrain, time.Now), tcpKey("198.51.100.1:80")
-	set := func(how Forward, reals map[netip.AddrPort]int) {
+	set := func(how ForwardingMethod, reals map[netip.AddrPort]int) {
 		t.Helper()
 		want := &virtual{settings: settings{scheduler: "rr", forward: how}, reals: reals, serving: desired.EndpointsOf(endpointA(), endpointB())}
 		if err := table.set(key, want); err != nil {

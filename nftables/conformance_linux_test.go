@@ -47,10 +47,10 @@ func TestTraceAgreesWithExplain(t *testing.T) {
 
 // TestCounts counts connections exactly.
 func TestCounts(t *testing.T) {
-	proxiertest.Counts(t, provider)
+	proxiertest.ConnectionCounts(t, provider)
 }
 
 // TestTraffic counts packets and bytes exactly.
 func TestTraffic(t *testing.T) {
-	proxiertest.Traffic(t, provider)
+	proxiertest.TrafficCounts(t, provider)
 }

@@ -126,7 +126,7 @@ func (w *fastWorld) forwarded() (packets int) {
 const rounds = 10
 
 // ask sends requests over an open flow, and returns how many packets others saw meanwhile.
-func (w *fastWorld) ask(flow *proxiertest.Flow, server string) (seen int) {
+func (w *fastWorld) ask(flow *proxiertest.Conn, server string) (seen int) {
 	w.t.Helper()
 	before := w.forwarded()
 	for range rounds {
@@ -137,7 +137,7 @@ func (w *fastWorld) ask(flow *proxiertest.Flow, server string) (seen int) {
 	return w.forwarded() - before
 }
 
-func (w *fastWorld) open(from *proxiertest.Host, network string, to netip.AddrPort) *proxiertest.Flow {
+func (w *fastWorld) open(from *proxiertest.Host, network string, to netip.AddrPort) *proxiertest.Conn {
 	w.t.Helper()
 	flow, err := from.Open(w.t.Context(), network, to, proxiertest.AskOptions{})
 	netnstest.Check(w.t, err)
@@ -232,7 +232,7 @@ func TestFastFlowsOutliveARestart(t *testing.T) {
 			first.add("fast", vip.String(), 0, nil, pod)
 			first.start()
 		})
-		flows := map[string]*proxiertest.Flow{}
+		flows := map[string]*proxiertest.Conn{}
 		for _, network := range []string{"tcp", "udp"} {
 			flow := w.open(w.Client, network, netip.AddrPortFrom(vip, 80))
 			poll.Until(w.t, network+": the flow is fast", func() bool { return w.ask(flow, pod.Name) == 0 })

@@ -192,7 +192,7 @@ func (s *sayer) start() {
 func (s *sayer) says() bool {
 	report := programmed.NewReport("", s.proxier, time.Time{})
 	f := report.Families[v1.IPv4Protocol]
-	return len(f.Failed) == 0 && report.Missing(programmed.Change{Versions: changetracker.Versions{
+	return len(f.Failed) == 0 && report.Missing(programmed.ServiceChange{Versions: changetracker.Versions{
 		Services: strconv.FormatUint(max(1, s.last[0]), 10), EndpointSlices: strconv.FormatUint(max(1, s.last[1]), 10),
 	}}) == nil
 }

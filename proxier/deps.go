@@ -93,7 +93,7 @@ type Conntrack struct {
 	// FollowTraffic is called after each Apply that succeeded: flows are those of the service ports
 	// that there are now, except those that selected does not select: their engine counts. check
 	// says where node ports are accepted, and has no frontends.
-	FollowTraffic func(family v1.IPFamily, outcomes []desired.Outcome, check desired.FlowCheck, selected func(*desired.Service) bool)
+	FollowTraffic func(family v1.IPFamily, outcomes []desired.Applied, check desired.FlowCheck, selected func(*desired.Service) bool)
 	// AddTraffic returns counts with the traffic of an IP family.
 	AddTraffic func(ctx context.Context, family v1.IPFamily, counts connection.Counts) (connection.Counts, error)
 }

@@ -43,7 +43,7 @@ func newEndTracker(c *Conntrack) *endTracker {
 }
 
 // update takes over what became of service ports.
-func (t *endTracker) update(outcomes []desired.Outcome, u *desired.Update, result *Result) {
+func (t *endTracker) update(outcomes []desired.Applied, u *desired.Update, result *Result) {
 	if t == nil {
 		return
 	}

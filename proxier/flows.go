@@ -76,7 +76,7 @@ func (t *flowTracker) flowsOf(s *desired.Service) (p portFlows, ok bool) {
 }
 
 // update takes over what became of service ports.
-func (t *flowTracker) update(outcomes []desired.Outcome, u *desired.Update, result *Result) {
+func (t *flowTracker) update(outcomes []desired.Applied, u *desired.Update, result *Result) {
 	type change struct {
 		was, is   portFlows
 		suspected bool
@@ -141,7 +141,7 @@ func (t *flowTracker) addGone(u *desired.Update, keys []desired.Key) {
 
 // addUntranslated makes the frontends of TCP untranslated that are new, or whose service ports are
 // suspected.
-func (t *flowTracker) addUntranslated(outcomes []desired.Outcome, u *desired.Update, result *Result) {
+func (t *flowTracker) addUntranslated(outcomes []desired.Applied, u *desired.Update, result *Result) {
 	for i := range outcomes {
 		o := &outcomes[i]
 		suspected := t.allSuspected || t.suspected[o.Name]

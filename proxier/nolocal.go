@@ -6,7 +6,7 @@ import "github.com/serviceplane/serviceplane/desired"
 // Local and all endpoints are on other nodes. It is owned by the goroutine that syncs the family.
 type noLocal struct{ internal, external int }
 
-func (n *noLocal) update(outcomes []desired.Outcome) {
+func (n *noLocal) update(outcomes []desired.Applied) {
 	for i := range outcomes {
 		was, is := noLocalOf(outcomes[i].Was), noLocalOf(outcomes[i].Is)
 		n.internal += is.internal - was.internal

@@ -33,7 +33,7 @@ type Sending struct {
 type leaving map[changetracker.ServicePortName]*desired.Service
 
 // update takes over what became of service ports.
-func (l leaving) update(outcomes []desired.Outcome, state *changetracker.State, edited bool) {
+func (l leaving) update(outcomes []desired.Applied, state *changetracker.State, edited bool) {
 	for i := range outcomes {
 		o := &outcomes[i]
 		// Only a failure or a hook may mix ready endpoints and those that end.

@@ -33,7 +33,7 @@ type Status struct {
 	// served), "RunTraffic" of Conntrack (Config.CountTraffic counts only what engines terminate).
 	Without []string
 	// Tracked counts the tracked API objects.
-	Tracked changetracker.Counts
+	Tracked changetracker.EventCounts
 }
 
 // The types of Conditions.

@@ -21,7 +21,7 @@ type outcome struct {
 	late       error // of what follows programming
 	state      *changetracker.State
 	// outcomes are what became of service ports, and errs why some failed.
-	outcomes []desired.Outcome
+	outcomes []desired.Applied
 	errs     map[changetracker.ServicePortName]*ServiceError
 	limits   map[changetracker.ServicePortName]*ServiceError
 	lines    serviceLines
@@ -213,7 +213,7 @@ func (f *family) follow(ctx context.Context, step changetracker.Step, o *outcome
 }
 
 // recordPorts updates the records of service ports. Triggers of changes that failed wait there.
-func (f *family) recordPorts(o *outcome, changes []changetracker.Change) {
+func (f *family) recordPorts(o *outcome, changes []changetracker.PortChange) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := time.Now()
@@ -247,7 +247,7 @@ func (f *family) recordPorts(o *outcome, changes []changetracker.Change) {
 
 // followTraffic tells which flows are those of service ports. The engine counts the traffic
 // of flows that end at its own sockets.
-func (f *family) followTraffic(outcomes []desired.Outcome, result *Result) {
+func (f *family) followTraffic(outcomes []desired.Applied, result *Result) {
 	if !f.traffic {
 		return
 	}

@@ -23,13 +23,13 @@ type Counter interface {
 	Counts(ctx context.Context, family v1.IPFamily) (connection.Counts, error)
 }
 
-// Counts compares the numbers of Config.CountConnections with the connections that it opens to
+// ConnectionCounts compares the numbers of Config.CountConnections with the connections that it opens to
 // all kinds of addresses, over both families, TCP and UDP: they must be equal, for each service
 // port and each endpoint, also after changes of endpoints and of Services, a full sync and a
 // restart. Some seconds may pass until they are. Providers of the factory must be Counters.
 //
 // It needs Linux and root.
-func Counts(t *testing.T, factory Factory) {
+func ConnectionCounts(t *testing.T, factory Factory) {
 	t.Helper()
 	ctx := t.Context()
 	c := &countsTest{suite: newSuite(t, Features{}, factory, func(config *proxier.Config) { config.CountConnections = true }), port: firstPortOfCounts}

@@ -48,7 +48,7 @@ func (e *RecordingEngine) Apply(ctx context.Context, update desired.Update) (pro
 			result.Failed = append(result.Failed, &proxier.ServiceError{Name: service.Name, Err: err})
 		}
 	}
-	for _, o := range update.Outcomes(refused) {
+	for _, o := range update.Applied(refused) {
 		if e.services[o.Name] = o.Is; o.Is == nil {
 			delete(e.services, o.Name)
 		}

@@ -18,14 +18,14 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Explainer explains packets and says which endpoints get some, as *proxier.Proxier does.
-type Explainer interface {
+// explainer explains packets and says which endpoints get some, as *proxier.Proxier does.
+type explainer interface {
 	Explain(ctx context.Context, packet desired.Packet) (desired.Explanation, error)
 	Sends(endpoints ...netip.AddrPort) []proxier.Sending
 }
 
-// Explanations compares Explain with real packets. Providers of the factory, which must be
-// Explainers, explain random packets to random Services; each packet is sent, and must have
+// Explanations compares Explain with real packets. Providers of the factory must have the
+// methods Explain and Sends of *proxier.Proxier; they explain random packets to random Services; each packet is sent, and must have
 // the explained outcome; and the endpoint that answers must be one to which Sends says that the
 // frontend sends. At least so many packets are sent, in all setups of Conformance, and more
 // until each verdict has one in a hundred. A failure prints the seed, which repeats the run; 0 means
@@ -91,9 +91,9 @@ const (
 func (x *explanations) round(ctx context.Context, t *testing.T, s setup) {
 	t.Helper()
 	st := &stage{suite: x.suite, provider: x.use(ctx, t, s)}
-	explainer, ok := st.provider.(Explainer)
+	explainer, ok := st.provider.(explainer)
 	if !ok {
-		t.Fatalf("%T is no Explainer", st.provider)
+		t.Fatalf("%T explains no packets", st.provider)
 	}
 	if x.dice.IntN(2) == 0 {
 		st.provider.OnServiceCIDRsChanged(serviceCIDRs())
@@ -320,4 +320,4 @@ func (t *Topology) nodeAddrs() []netip.Addr {
 	return addrs
 }
 
-var _ Explainer = (*proxier.Proxier)(nil)
+var _ explainer = (*proxier.Proxier)(nil)

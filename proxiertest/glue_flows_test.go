@@ -81,7 +81,7 @@ func (b *bridge) setBuckets(u *desired.Update, c *desired.Change) {
 	}
 	source := c.Source
 	if u.Full {
-		source = &changetracker.Change{Added: u.Now.View().State().Endpoints(c.Name)}
+		source = &changetracker.PortChange{Added: u.Now.View().State().Endpoints(c.Name)}
 	}
 	if source != nil {
 		for _, e := range source.Removed {

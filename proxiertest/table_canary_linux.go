@@ -28,7 +28,7 @@ func playCanary(ctx context.Context, t *testing.T, s *stage) {
 	ctx, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx, s.provider) }()
-	expect := func(what string, want canary.State) {
+	expect := func(what string, want canary.TestState) {
 		t.Helper()
 		if !poll.Soon(func() bool {
 			status := c.Status()

@@ -118,7 +118,7 @@ func (s *stage) allFollow(ctx context.Context, t *testing.T, flows []established
 type established struct {
 	combo combo
 	name  string
-	flow  *Flow
+	flow  *Conn
 	first Answer
 }
 

@@ -124,18 +124,18 @@ type AskOptions struct {
 	}
 }
 
-// Flow is a TCP connection, or a UDP socket with one peer, for several requests to the same
+// Conn is a TCP connection, or a UDP socket with one peer, for several requests to the same
 // server. Only one goroutine may use it at a time.
-type Flow struct{ flow *netns.Flow }
+type Conn struct{ flow *netns.Flow }
 
 // Ask sends a request, and returns the server's answer. Its errors are those of Host.Ask.
-func (f *Flow) Ask(ctx context.Context) (Answer, error) {
+func (f *Conn) Ask(ctx context.Context) (Answer, error) {
 	answer, err := f.flow.Ask(ctx)
 	return Answer(answer), err
 }
 
 // Expect sets what AskOptions.Settled is, for the requests from now on.
-func (f *Flow) Expect(settled interface {
+func (f *Conn) Expect(settled interface {
 	Settle(ctx context.Context) error
 },
 ) {
@@ -143,13 +143,13 @@ func (f *Flow) Expect(settled interface {
 }
 
 // SentAgain returns how many packets of a TCP connection the host had to send again.
-func (f *Flow) SentAgain() (packets uint32, err error) { return f.flow.SentAgain() }
+func (f *Conn) SentAgain() (packets uint32, err error) { return f.flow.SentAgain() }
 
 // Close closes the flow.
-func (f *Flow) Close() error { return f.flow.Close() }
+func (f *Conn) Close() error { return f.flow.Close() }
 
 // Abort closes the flow; a TCP connection with a reset, so that its port is free at once.
-func (f *Flow) Abort() error { return f.flow.Abort() }
+func (f *Conn) Abort() error { return f.flow.Abort() }
 
 // Errors of Host.Ask, for errors.Is.
 var (
@@ -181,12 +181,12 @@ func (h *Host) Ask(ctx context.Context, network string, to netip.AddrPort, opts 
 }
 
 // Open is Ask, but leaves the connection open for more requests.
-func (h *Host) Open(ctx context.Context, network string, to netip.AddrPort, opts AskOptions) (*Flow, error) {
+func (h *Host) Open(ctx context.Context, network string, to netip.AddrPort, opts AskOptions) (*Conn, error) {
 	flow, err := netns.Open(ctx, h.ns, network, to, netns.AskOptions(opts))
 	if err != nil {
 		return nil, err
 	}
-	return &Flow{flow}, nil
+	return &Conn{flow}, nil
 }
 
 // Do calls f in the host's network namespace. Sockets that f opens and programs that it

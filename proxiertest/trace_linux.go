@@ -40,7 +40,7 @@ func (s *shot) trace(ctx context.Context, e *desired.Explanation, names proxier.
 	}
 	to := s.packet.Destination.Addr()
 	passesBy := s.at == remote0 && (to == cloudVIP(v1.IPv4Protocol) || to == cloudVIP(v1.IPv6Protocol)) // the router has it
-	if j := packettrace.Judge(&result, e, names); !j.Agrees && (!passesBy || j.Outcome != packettrace.OutcomeUnseen) {
+	if j := packettrace.Compare(&result, e, names); !j.Agrees && (!passesBy || j.Outcome != packettrace.OutcomeUnseen) {
 		text, _ := json.Marshal(result)
 		return fmt.Errorf("%s of %s %v -> %v: %v, %s, %q\nexplained as %v %v: %q\nendpoints %v\n%s", s.network, s.at, s.packet.Source,
 			s.packet.Destination, j.Outcome, j.By, j.Reasons, e.Verdict, e.Service, e.Reasons, e.Endpoints, text)

@@ -20,7 +20,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
-// Traffic compares the numbers of Config.CountTraffic with the packets that clients send and
+// TrafficCounts compares the numbers of Config.CountTraffic with the packets that clients send and
 // receive, as packet sockets beside them see these: they must be equal, for each service port and
 // each endpoint, over both families, TCP and UDP, for all kinds of addresses and for a pod that
 // reaches itself, while flows are open and when they have ended, also after changes of endpoints
@@ -28,7 +28,7 @@ import (
 // Providers of the factory must be Counters, whose traffic the kernel counts.
 //
 // It needs Linux and root.
-func Traffic(t *testing.T, factory Factory) {
+func TrafficCounts(t *testing.T, factory Factory) {
 	t.Helper()
 	ctx := t.Context()
 	x := &trafficTest{
@@ -89,7 +89,7 @@ type trafficTest struct {
 
 // talk is an open flow, or a closed one.
 type talk struct {
-	*Flow
+	*Conn
 
 	family   v1.IPFamily
 	from     *Host
@@ -137,7 +137,7 @@ func (x *trafficTest) talk(ctx context.Context, t *testing.T) {
 		}
 	}
 	for _, flow := range x.talks {
-		if flow.Flow != nil {
+		if flow.Conn != nil {
 			x.ask(ctx, t, flow)
 		}
 	}
@@ -150,7 +150,7 @@ func (x *trafficTest) open(t *testing.T, p *published, port *v1.ServicePort, fro
 	x.port++
 	flow.wire = wire{network: network, client: netip.AddrPortFrom(from.Addr(flow.family), x.port), target: to}
 	var err error
-	flow.Flow, err = from.Open(t.Context(), network, to, AskOptions{From: flow.wire.client.Addr(), FromPort: x.port, Timeout: answerTimeout})
+	flow.Conn, err = from.Open(t.Context(), network, to, AskOptions{From: flow.wire.client.Addr(), FromPort: x.port, Timeout: answerTimeout})
 	if err != nil {
 		t.Errorf("open %s to %v: %v", network, to, err)
 		return
@@ -177,13 +177,13 @@ func (x *trafficTest) ask(ctx context.Context, t *testing.T, flow *talk) {
 // close closes a flow, if it is open.
 func (*trafficTest) close(t *testing.T, flow *talk) {
 	t.Helper()
-	if flow.Flow == nil {
+	if flow.Conn == nil {
 		return
 	}
 	if err := flow.Close(); err != nil {
 		t.Errorf("close: %v", err)
 	}
-	flow.Flow = nil
+	flow.Conn = nil
 }
 
 // hangUp closes all flows.

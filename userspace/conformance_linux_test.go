@@ -60,5 +60,5 @@ func TestExplainAgreesWithPackets(t *testing.T) {
 // TestCounts counts connections exactly.
 func TestCounts(t *testing.T) {
 	t.Parallel()
-	proxiertest.Counts(t, withNFTables)
+	proxiertest.ConnectionCounts(t, withNFTables)
 }

@@ -116,7 +116,7 @@ func (e *Engine) linger() {
 	}
 	began := time.Now()
 	for quiet, accepted := began, int64(0); time.Since(began) < e.config.Linger && time.Since(quiet) < lingerPause; pause.For(e.connCtx, lingerPeriod) {
-		var all Traffic
+		var all PortCounts
 		for _, t := range e.Traffic() {
 			all.Accepted += t.Accepted
 			all.Open += t.Open

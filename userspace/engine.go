@@ -123,8 +123,8 @@ func (e *Engine) Sockets() []Site {
 	return sites
 }
 
-// Traffic counts the connections of a service port since its creation.
-type Traffic struct {
+// PortCounts counts the connections of a service port since its creation.
+type PortCounts struct {
 	// Accepted counts TCP connections, or flows of UDP clients. Refused counts those
 	// that no endpoint served, and Open those that have not ended.
 	Accepted, Refused, Open int64
@@ -133,12 +133,12 @@ type Traffic struct {
 }
 
 // Traffic returns the counters of every service port.
-func (e *Engine) Traffic() map[changetracker.ServicePortName]Traffic {
+func (e *Engine) Traffic() map[changetracker.ServicePortName]PortCounts {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	all := make(map[changetracker.ServicePortName]Traffic, len(e.services))
+	all := make(map[changetracker.ServicePortName]PortCounts, len(e.services))
 	for name, s := range e.services {
-		all[name] = Traffic{
+		all[name] = PortCounts{
 			Accepted: s.counts.Accepted.Load(), Refused: s.counts.Refused.Load(),
 			Open: s.counts.Open.Load(), Retried: s.counts.Retried.Load(),
 		}

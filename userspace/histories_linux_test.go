@@ -45,7 +45,7 @@ type historyPlane struct {
 	engines []*Engine
 }
 
-// HasSockets implements history.Sockets.
+// HasSockets implements history.WithSockets.
 func (p *historyPlane) HasSockets() {}
 
 // Config implements history.Plane.

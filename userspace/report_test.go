@@ -210,7 +210,7 @@ func TestEveryOutcomeOfTCPIsReported(t *testing.T) {
 			if !c.want.endpoint.IsValid() {
 				refused = 1
 			}
-			if want := (Traffic{Accepted: 1, Refused: refused, Retried: traffic.Retried}); traffic != want {
+			if want := (PortCounts{Accepted: 1, Refused: refused, Retried: traffic.Retried}); traffic != want {
 				t.Errorf("traffic %+v, want %+v", traffic, want)
 			}
 		})

@@ -99,7 +99,7 @@ func TestWeightsSplitConnectionsBetweenServices(t *testing.T) {
 	})
 
 	type open struct {
-		*proxiertest.Flow
+		*proxiertest.Conn
 		name, server string
 	}
 	var flows []open

@@ -67,7 +67,7 @@ func (n *nginx) Apply(ctx context.Context, update desired.Update) (result proxie
 			failed = append(failed, s.Name)
 		}
 	}
-	for _, o := range update.Outcomes(failed) {
+	for _, o := range update.Applied(failed) {
 		if n.services[o.Name] = o.Is; o.Is == nil {
 			delete(n.services, o.Name)
 		}

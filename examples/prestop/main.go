@@ -114,7 +114,7 @@ func run(ctx context.Context, args []string, env func(string) string) error {
 	}
 	ctx, stop := context.WithTimeout(ctx, o.deadline)
 	defer stop()
-	policy := programmed.Policy{Selector: selector, NotReadyFor: o.notReadyFor}
+	policy := programmed.NodePolicy{Selector: selector, NotReadyFor: o.notReadyFor}
 	waiting := client.Dial(cluster.NodeOptions{Port: o.port, Policy: policy})
 	if o.leases != "" {
 		var end func()

@@ -48,7 +48,7 @@ type controller struct {
 // wait is a pod whose EndpointSlices are not on every node.
 type wait struct {
 	pod     *v1.Pod
-	changes []programmed.Change
+	changes []programmed.ServiceChange
 	stop    context.CancelFunc
 	ended   <-chan struct{}
 }
@@ -217,7 +217,7 @@ func (c *controller) plan(pod *v1.Pod, p *plan) {
 				complete = false
 				continue
 			}
-			w.changes = append(w.changes, programmed.Change{
+			w.changes = append(w.changes, programmed.ServiceChange{
 				Service:  types.NamespacedName{Namespace: s.Namespace, Name: s.Name},
 				Versions: changetracker.Versions{Services: s.ResourceVersion, EndpointSlices: have.ResourceVersion},
 				Joined:   endpointsOf(have),
@@ -225,7 +225,7 @@ func (c *controller) plan(pod *v1.Pod, p *plan) {
 		}
 	}
 	if !open && complete {
-		slices.SortFunc(w.changes, func(a, b programmed.Change) int { // as the index has no order
+		slices.SortFunc(w.changes, func(a, b programmed.ServiceChange) int { // as the index has no order
 			return cmp.Or(cmp.Compare(a.Service.Name, b.Service.Name), cmp.Compare(a.Versions.EndpointSlices, b.Versions.EndpointSlices))
 		})
 		p.waits[pod.UID] = w
@@ -270,7 +270,7 @@ func (c *controller) remove(ctx context.Context, s *discovery.EndpointSlice) err
 	return fmt.Errorf("delete EndpointSlice %s: %w", key(s), err)
 }
 
-func sameChange(a, b programmed.Change) bool {
+func sameChange(a, b programmed.ServiceChange) bool {
 	return a.Service == b.Service && a.Versions == b.Versions
 }
 
@@ -333,7 +333,7 @@ func (c *controller) open(ctx context.Context, w *wait) {
 }
 
 // reached waits until all nodes have some changes.
-func (c *controller) reached(ctx context.Context, changes []programmed.Change) error {
+func (c *controller) reached(ctx context.Context, changes []programmed.ServiceChange) error {
 	for _, change := range changes {
 		if err := programmed.Wait(ctx, c.all, change); err != nil {
 			return fmt.Errorf("service %s: %w", change.Service, err)

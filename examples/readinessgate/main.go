@@ -72,7 +72,7 @@ func run(ctx context.Context, args []string, log *zap.Logger) error {
 	if err != nil {
 		return err
 	}
-	c.all = client.Dial(cluster.NodeOptions{Port: *nodePort, Policy: programmed.Policy{Selector: selector, NotReadyFor: *notReadyFor}})
+	c.all = client.Dial(cluster.NodeOptions{Port: *nodePort, Policy: programmed.NodePolicy{Selector: selector, NotReadyFor: *notReadyFor}})
 	c.all.Interval = interval
 	if err := c.connect(config); err != nil {
 		return fmt.Errorf("create client: %w", err)

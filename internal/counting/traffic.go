@@ -181,7 +181,7 @@ func (t *Traffic) add(of *followed, f *Seen, before connection.Traffic) {
 
 // Applied is called after an update: flows of the service ports that follow selects count from
 // now on. What comes again begins at zero.
-func (t *Traffic) Applied(outcomes []desired.Outcome, follow func(*desired.Service) bool) {
+func (t *Traffic) Applied(outcomes []desired.Applied, follow func(*desired.Service) bool) {
 	for i := range outcomes {
 		if of := t.services[outcomes[i].Name]; of != nil {
 			t.disown(of)

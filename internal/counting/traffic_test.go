@@ -62,13 +62,13 @@ func TestTraffic(t *testing.T) {
 	end := func(f *Seen) { l.Ended(f, isNode) }
 	has := map[changetracker.ServicePortName]*desired.Service{}
 	apply := func(services ...*desired.Service) {
-		var outcomes []desired.Outcome
+		var outcomes []desired.Applied
 		for _, s := range services {
-			outcomes = append(outcomes, desired.Outcome{Name: s.Name, Was: has[s.Name], Is: s})
+			outcomes = append(outcomes, desired.Applied{Name: s.Name, Was: has[s.Name], Is: s})
 			delete(has, s.Name)
 		}
 		for name, was := range has {
-			outcomes = append(outcomes, desired.Outcome{Name: name, Was: was})
+			outcomes = append(outcomes, desired.Applied{Name: name, Was: was})
 		}
 		clear(has)
 		for _, s := range services {
@@ -109,7 +109,7 @@ func TestTraffic(t *testing.T) {
 		}, "a=118(.1=104 .2=1)"},
 		{"an end that nobody told leaves room", func() { list(); list(flow(9, a, 1, 1)); list(flow(9, a, 1, 1), flow(11, a, 1, 1)) }, "a=119(.1=105 .2=1)"},
 		{"an engine counts by itself", func() {
-			l.Applied([]desired.Outcome{{Name: name("a"), Is: served("a", 1)}}, func(*desired.Service) bool { return false })
+			l.Applied([]desired.Applied{{Name: name("a"), Is: served("a", 1)}}, func(*desired.Service) bool { return false })
 			end(flow(9, a, 1, 9))
 		}, ""},
 	} {

@@ -22,7 +22,7 @@ func TestEveryValueHasItsOwnName(t *testing.T) {
 		"desired.Kind":            func(v uint8) fmt.Stringer { return desired.Kind(v) },
 		"desired.Scope":           func(v uint8) fmt.Stringer { return desired.Scope(v) },
 		"desired.Action":          func(v uint8) fmt.Stringer { return desired.Action(v) },
-		"desired.Masquerade":      func(v uint8) fmt.Stringer { return desired.Masquerade(v) },
+		"desired.Masquerading":    func(v uint8) fmt.Stringer { return desired.Masquerading(v) },
 		"desired.Verdict":         func(v uint8) fmt.Stringer { return desired.Verdict(v) },
 		"desired.Origin":          func(v uint8) fmt.Stringer { return desired.Origin(v) },
 		"connection.Outcome":      func(v uint8) fmt.Stringer { return connection.Outcome(v) },

@@ -120,7 +120,7 @@ func (f *Fleet) Follow(tb testing.TB, nodes ...*Node) {
 	for _, n := range nodes {
 		poll.Nil(tb, "a node that follows", func() error {
 			report := programmed.NewReport("", n.proxy, time.Now())
-			return report.Missing(programmed.Change{Versions: changetracker.Versions{EndpointSlices: version}})
+			return report.Missing(programmed.ServiceChange{Versions: changetracker.Versions{EndpointSlices: version}})
 		})
 	}
 }

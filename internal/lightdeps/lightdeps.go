@@ -21,7 +21,7 @@ func Complete(deps proxier.Deps, netNS string) proxier.Deps {
 		deps.LocalAddresses = addresses
 	}
 	if deps.Health == nil {
-		deps.Health = healthcheck.NewNodePorts(healthcheck.NodePortOptions{
+		deps.Health = healthcheck.NewNodePortServer(healthcheck.NodePortOptions{
 			Addresses: addresses, Listen: listenIn(netNS), Logger: deps.Logger,
 		})
 	}

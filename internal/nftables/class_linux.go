@@ -65,7 +65,7 @@ func affinityChain(s desired.Scope) string { return "affinity-" + strings.ToLowe
 
 // treatment is how packets of a frontend are handled, beside its endpoints.
 type treatment struct {
-	masquerade desired.Masquerade
+	masquerade desired.Masquerading
 	scope      desired.Scope
 }
 
@@ -177,7 +177,7 @@ func (c class) choice() choice { return choice(c >> classChoiceBit & 3) }
 
 func (c class) treatment() treatment {
 	n := c >> classTreatmentBit & 7
-	return treatment{masquerade: desired.Masquerade(n >> 1), scope: desired.ScopeCluster + desired.Scope(n&1)}
+	return treatment{masquerade: desired.Masquerading(n >> 1), scope: desired.ScopeCluster + desired.Scope(n&1)}
 }
 
 // chain is the name of the chain of the class.

@@ -33,7 +33,7 @@ func (w *world) tenant(n int) *desired.Service {
 	if s.Cluster.Len() > 2 { // a large table for each of the thousand changes
 		s.Port.Balancing = changetracker.Random
 	}
-	masquerade := desired.MasqueradeNone + desired.Masquerade(w.rand.IntN(3))
+	masquerade := desired.MasqueradeNone + desired.Masquerading(w.rand.IntN(3))
 	scope := desired.ScopeCluster + desired.Scope(w.rand.IntN(2))
 	w.add(s, desired.Frontend{Kind: desired.ClusterIP, VIP: w.addr(96, n), Port: 80, Scope: scope, Masquerade: masquerade})
 	w.add(s, desired.Frontend{Kind: desired.NodePort, Port: uint16(30000 + n), Scope: desired.ScopeLocal, Masquerade: desired.MasqueradeNone, ShortCircuit: s.Cluster.Len() > 0})

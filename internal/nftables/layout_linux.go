@@ -267,7 +267,7 @@ func (r *rules) pick() []rule {
 }
 
 // masquerade marks the packets that the class masquerades.
-func (r *rules) masquerade(m desired.Masquerade) []rule {
+func (r *rules) masquerade(m desired.Masquerading) []rule {
 	switch {
 	case m == desired.MasqueradeAll:
 		return []rule{r.setMark()}

@@ -80,9 +80,9 @@ func (l *life) frontends(family v1.IPFamily) map[string]netip.AddrPort {
 }
 
 // flows opens a flow from a client outside to each frontend of both families.
-func (l *life) flows(network string) map[string]*proxiertest.Flow {
+func (l *life) flows(network string) map[string]*proxiertest.Conn {
 	l.Helper()
-	all := map[string]*proxiertest.Flow{}
+	all := map[string]*proxiertest.Conn{}
 	for _, family := range families() {
 		for name, to := range l.frontends(family) {
 			flow, err := l.world.Client.Open(l.Context(), network, to, proxiertest.AskOptions{From: l.world.Client.Addr(family)})
@@ -148,7 +148,7 @@ func restarted(t *testing.T, e engine) {
 	}
 	for range 3 {
 		p, end := l.begin(true)
-		var open []*proxiertest.Flow // some end before the process, some after it
+		var open []*proxiertest.Conn // some end before the process, some after it
 		for i, a := range all {
 			if _, err := a.ask(t.Context()); err != nil {
 				t.Errorf("%s from port %d to %v: %v", a.network, a.fromPort, a.to, err)

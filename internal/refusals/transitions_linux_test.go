@@ -271,7 +271,7 @@ func (a asker) once(ctx context.Context, options proxiertest.AskOptions) error {
 	return errors.Join(err, flow.Abort())
 }
 
-func (a asker) open(ctx context.Context, options proxiertest.AskOptions) (flow *proxiertest.Flow, err error) {
+func (a asker) open(ctx context.Context, options proxiertest.AskOptions) (flow *proxiertest.Conn, err error) {
 	poll.Soon(func() bool { // a process that an engine is about to start has the sockets of this one for a moment
 		flow, err = a.from.Open(ctx, a.network, a.to, options)
 		return !errors.Is(err, unix.EADDRINUSE) && !errors.Is(err, unix.EADDRNOTAVAIL)

@@ -27,7 +27,7 @@ type Canary struct {
 	started atomic.Bool
 
 	mu       sync.Mutex // guards all below
-	families map[v1.IPFamily]FamilyStatus
+	families map[v1.IPFamily]TestStatus
 }
 
 // New returns a Canary. It starts nothing. The error names every invalid option.
@@ -38,7 +38,7 @@ func New(options Options) (*Canary, error) {
 	options = options.withDefaults()
 	return &Canary{
 		options: options, log: options.Logger, network: sockets{options.NetNS},
-		families: map[v1.IPFamily]FamilyStatus{},
+		families: map[v1.IPFamily]TestStatus{},
 	}, nil
 }
 
@@ -58,7 +58,7 @@ func (c *Canary) Run(ctx context.Context, provider proxier.Provider) error {
 			continue
 		}
 		f := &family{Canary: c, name: name, provider: provider, vip: netip.AddrPortFrom(vip, servicePort)}
-		f.update(func(s *FamilyStatus) { s.VIP, s.Since = f.vip, time.Now() })
+		f.update(func(s *TestStatus) { s.VIP, s.Since = f.vip, time.Now() })
 		testing.Go(func() { f.run(ctx) })
 	}
 	testing.Wait()
@@ -132,7 +132,7 @@ func (f *family) prepare(ctx context.Context) (isNew bool, err error) {
 		f.provider.OnEndpointSliceUpdate(sliceOf(f.vip, before.address), sliceOf(f.vip, next.address))
 		before.close()
 	}
-	f.update(func(s *FamilyStatus) { s.Endpoint = next.address })
+	f.update(func(s *TestStatus) { s.Endpoint = next.address })
 	return true, nil
 }
 
@@ -145,7 +145,7 @@ func (f *family) withdraw() {
 	f.endpoint.close()
 }
 
-func (f *family) update(change func(*FamilyStatus)) (before, after FamilyStatus) {
+func (f *family) update(change func(*TestStatus)) (before, after TestStatus) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	before = f.families[f.name]
@@ -161,7 +161,7 @@ func (f *family) update(change func(*FamilyStatus)) (before, after FamilyStatus)
 // record takes over the result of a test, and logs a change of state.
 func (f *family) record(err error, took time.Duration) {
 	now := time.Now()
-	before, after := f.update(func(s *FamilyStatus) {
+	before, after := f.update(func(s *TestStatus) {
 		if err == nil {
 			s.State, s.LastSuccess, s.Took, s.failingSince = StatePassing, now, took, time.Time{}
 			s.Passed++
@@ -181,13 +181,13 @@ func (f *family) record(err error, took time.Duration) {
 
 // untested records that there can be no test.
 func (f *family) untested(err error) {
-	before, after := f.update(func(s *FamilyStatus) {
+	before, after := f.update(func(s *TestStatus) {
 		s.State, s.Failure, s.failingSince = StateUntested, err.Error(), time.Time{}
 	})
 	f.logChange(&before, &after)
 }
 
-func (f *family) logChange(before, after *FamilyStatus) {
+func (f *family) logChange(before, after *TestStatus) {
 	if before.State == after.State {
 		return
 	}

@@ -179,7 +179,7 @@ func (k *kit) change(change func()) {
 }
 
 // after waits, and expects a state.
-func (k *kit) after(t *testing.T, wait time.Duration, want State) FamilyStatus {
+func (k *kit) after(t *testing.T, wait time.Duration, want TestState) TestStatus {
 	t.Helper()
 	time.Sleep(wait)
 	synctest.Wait()
@@ -364,7 +364,7 @@ func TestTheEndpointFollowsTheNode(t *testing.T) {
 // failure.
 func TestExplanations(t *testing.T) {
 	asked := 0
-	options := Options{Explain: func(ctx context.Context, p Probe, connect func(context.Context) error) string {
+	options := Options{Explain: func(ctx context.Context, p TestConnection, connect func(context.Context) error) string {
 		asked++
 		if err := connect(ctx); err == nil || p.VIP != vip4 || p.Endpoint.Addr() != node1 {
 			return "wrong"

@@ -140,7 +140,7 @@ func (w *world) command(args ...string) {
 
 // expect waits until both families have the state and /healthz the code, and returns the
 // failures.
-func (w *world) expect(what string, state canary.State, code int) (failures string) {
+func (w *world) expect(what string, state canary.TestState, code int) (failures string) {
 	w.t.Helper()
 	poll.Until(w.t, what+": "+state.String(), func() bool {
 		status := w.canary.Status()
@@ -150,7 +150,7 @@ func (w *world) expect(what string, state canary.State, code int) (failures stri
 	for path, want := range map[string]int{healthcheck.HealthzPath: code, healthcheck.LivezPath: http.StatusOK} {
 		answer := httptest.NewRecorder()
 		w.health.ServeHTTP(answer, httptest.NewRequestWithContext(w.t.Context(), http.MethodGet, path, nil))
-		var report healthcheck.Report
+		var report healthcheck.Healthz
 		netnstest.Check(w.t, json.Unmarshal(answer.Body.Bytes(), &report))
 		if answer.Code != want || report.Healthy != (want == http.StatusOK) {
 			w.t.Errorf("%s: %s answers %d, %s, want %d", what, path, answer.Code, answer.Body, want)

@@ -17,14 +17,14 @@ import (
 // clients may fail too, although the syncs succeed.
 const ConditionCanary = "Canary"
 
-// State is what the tests of an IP family say about its data plane.
-type State uint8
+// TestState is what the tests of an IP family say about its data plane.
+type TestState uint8
 
 // The states.
 const (
 	// StateWaiting is before the first result: until the Provider has synced, and until a test
 	// has succeeded, or failed for Options.Threshold.
-	StateWaiting State = iota
+	StateWaiting TestState = iota
 	// StatePassing means that connections reach the endpoint.
 	StatePassing
 	// StateFailing means that no connection has for Options.Threshold or longer.
@@ -35,13 +35,13 @@ const (
 )
 
 // String is the name in logs and metrics.
-func (s State) String() string {
+func (s TestState) String() string {
 	return enum.Name(s, "waiting", "passing", "failing", "untested")
 }
 
-// FamilyStatus is the result of the tests of one IP family.
-type FamilyStatus struct {
-	State State
+// TestStatus is the result of the tests of one IP family.
+type TestStatus struct {
+	State TestState
 	// Since is when the State began.
 	Since time.Time
 	// VIP is where the tests connect. Endpoint is the socket that answers; invalid before there
@@ -60,7 +60,7 @@ type FamilyStatus struct {
 }
 
 // Status returns the results by IP family. It may be called at any time.
-func (c *Canary) Status() map[v1.IPFamily]FamilyStatus {
+func (c *Canary) Status() map[v1.IPFamily]TestStatus {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return maps.Clone(c.families)

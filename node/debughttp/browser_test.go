@@ -62,7 +62,7 @@ func (p *proxy) rollOut(t *testing.T, syncs int) {
 }
 
 // serve serves a proxy under a prefix, on loopback, until the test or stop ends it.
-func serve(t *testing.T, p debughttp.Source) (page string, stop func()) {
+func serve(t *testing.T, p debughttp.Proxy) (page string, stop func()) {
 	t.Helper()
 	mux := http.NewServeMux()
 	mux.Handle("/debug/serviceplane/", http.StripPrefix("/debug/serviceplane", debughttp.Handler(p)))
@@ -103,7 +103,7 @@ func TestPage(t *testing.T) {
 }
 
 // withRules has rules for Service shop/web alone; the engine of shop/userspace has none.
-type withRules struct{ debughttp.Source }
+type withRules struct{ debughttp.Proxy }
 
 func (withRules) Rules(ctx context.Context, name types.NamespacedName) (map[v1.IPFamily]string, error) {
 	return (*rulesSource)(nil).Rules(ctx, name)
@@ -135,7 +135,7 @@ func pageShowsRulesAfterAServiceThatIsGone(t *testing.T, b *browser) {
 func pageNamesSockets(t *testing.T, b *browser) {
 	p, _ := webProxy(t)
 	for _, c := range []struct {
-		source debughttp.Source
+		source debughttp.Proxy
 		says   bool
 	}{{p, false}, {bySocket{p}, true}} {
 		page, stop := serve(t, c.source)

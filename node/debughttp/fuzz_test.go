@@ -58,7 +58,7 @@ func FuzzTrace(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, method, query, contentType, origin string) {
 		reached := false
-		handler := debughttp.Handler(&fakeSource{}, debughttp.Tracer(func(_ context.Context, r debughttp.TraceRequest) (debughttp.TraceAnswer, error) {
+		handler := debughttp.Handler(&fakeSource{}, debughttp.WithTracer(func(_ context.Context, r debughttp.TraceRequest) (debughttp.TraceAnswer, error) {
 			reached = true
 			if err := r.Packet.Validate(); err != nil || r.Packets < 1 || r.Packets > 100 || r.Timeout <= 0 || r.Timeout > 5*time.Minute ||
 				r.NetNS != "" && !r.Send || len(r.NetNS) > 256 || r.Send && r.Packet.Protocol == desired.SCTP {

@@ -18,9 +18,9 @@ import (
 	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
-// Source is what a Handler shows; *[proxier.Proxier] implements it. Several goroutines
+// Proxy is what a Handler shows; *[proxier.Proxier] implements it. Several goroutines
 // call its methods at once.
-type Source interface {
+type Proxy interface {
 	Status() proxier.Status
 	History() []proxier.SyncReport
 	Programmed(family v1.IPFamily) *changetracker.State
@@ -32,7 +32,7 @@ type Source interface {
 	Sends(endpoints ...netip.AddrPort) []proxier.Sending
 }
 
-var _ Source = (*proxier.Proxier)(nil)
+var _ Proxy = (*proxier.Proxier)(nil)
 
 // Option is an option of Handler.
 type Option func(*handler)
@@ -47,7 +47,7 @@ func Version(text string) Option { return func(h *handler) { h.version = text } 
 // Handler returns a handler that shows the source to every client: see "Keep it inside".
 // It may be mounted anywhere, with [http.StripPrefix]. It accepts only GET and HEAD,
 // and POST for the Tracer's path, and only requests whose Host is an IP address, localhost or one of Hosts.
-func Handler(source Source, options ...Option) http.Handler {
+func Handler(source Proxy, options ...Option) http.Handler {
 	h := &handler{source: source, title: "serviceplane", pages: pages()}
 	for _, option := range options {
 		option(h)
@@ -71,7 +71,7 @@ func Handler(source Source, options ...Option) http.Handler {
 
 type handler struct {
 	hosts   []string
-	source  Source
+	source  Proxy
 	title   string
 	version string
 	pages   map[string]page

@@ -349,10 +349,10 @@ func TestExplainAnswersInJSON(t *testing.T) {
 }
 
 // bySocket explains like an engine whose sockets translate everything.
-type bySocket struct{ debughttp.Source }
+type bySocket struct{ debughttp.Proxy }
 
 func (b bySocket) Explain(ctx context.Context, p desired.Packet) (desired.Explanation, error) {
-	e, err := b.Source.Explain(ctx, p)
+	e, err := b.Proxy.Explain(ctx, p)
 	e.BySocket = true
 	return e, err
 }
@@ -512,7 +512,7 @@ func fetch(t *testing.T, server *httptest.Server, method, target, wantType strin
 
 // fakeSource is a Source with fixed results.
 type fakeSource struct {
-	debughttp.Source
+	debughttp.Proxy
 
 	status  proxier.Status
 	history []proxier.SyncReport

@@ -13,7 +13,7 @@ import (
 
 // programmedAnswer is the Report of the node, and what it lacks of a Change.
 type programmedAnswer struct {
-	programmed.Report
+	programmed.NodeReport
 	answers.Change
 }
 
@@ -27,7 +27,7 @@ func (h *handler) programmedUpTo(_ *http.Request, q query) (any, error) {
 		}
 		texts[name] = text
 	}
-	change := programmed.Change{
+	change := programmed.ServiceChange{
 		Service:  types.NamespacedName{Namespace: texts["namespace"], Name: texts["name"]},
 		Versions: changetracker.Versions{Services: texts["services"], EndpointSlices: texts["endpointslices"]},
 	}
@@ -42,8 +42,8 @@ func (h *handler) programmedUpTo(_ *http.Request, q query) (any, error) {
 	if err := change.Validate(); asks && err != nil {
 		return nil, &parameterError{"services, endpointslices or endpoint", err.Error()}
 	}
-	a := programmedAnswer{Report: programmed.NewReport(h.source.Status().Node.Name, h.source, time.Now(), change.Left...)}
-	if missing := a.Report.Missing(change); asks && missing != nil {
+	a := programmedAnswer{NodeReport: programmed.NewReport(h.source.Status().Node.Name, h.source, time.Now(), change.Left...)}
+	if missing := a.NodeReport.Missing(change); asks && missing != nil {
 		a.Change.Missing = missing.Error()
 	} else {
 		a.Programmed = asks

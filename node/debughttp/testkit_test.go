@@ -184,4 +184,4 @@ func wantAt(tb testing.TB, answer any, want string, path ...any) {
 	}
 }
 
-var _ debughttp.Source = (*proxy)(nil)
+var _ debughttp.Proxy = (*proxy)(nil)

@@ -53,10 +53,10 @@ type TraceStep struct {
 	Ours bool
 }
 
-// Tracer lets clients POST to the path trace, which calls f: it changes the node while it runs,
+// WithTracer lets clients POST to the path trace, which calls f: it changes the node while it runs,
 // and may send a packet. Give it only to a Handler that none but administrators reach, such as
 // one at a unix socket of root. At most four traces run at once. f must end with its context.
-func Tracer(f func(context.Context, TraceRequest) (TraceAnswer, error)) Option {
+func WithTracer(f func(context.Context, TraceRequest) (TraceAnswer, error)) Option {
 	return func(h *handler) { h.tracer, h.traces = f, make(chan struct{}, tracesAtOnce) }
 }
 

@@ -33,7 +33,7 @@ func askWith(t *testing.T, handler http.Handler, method, path string, headers ..
 func TestTraceAnswersInJSON(t *testing.T) {
 	t.Parallel()
 	var got debughttp.TraceRequest
-	handler := debughttp.Handler(newProxy(t), debughttp.Tracer(func(_ context.Context, r debughttp.TraceRequest) (debughttp.TraceAnswer, error) {
+	handler := debughttp.Handler(newProxy(t), debughttp.WithTracer(func(_ context.Context, r debughttp.TraceRequest) (debughttp.TraceAnswer, error) {
 		got = r
 		return debughttp.TraceAnswer{
 			Steps:   []debughttp.TraceStep{{Family: "inet", Table: "firewall", Chain: "forward", Hook: "forward", Rule: "drop", Handle: 7, Verdict: "drop"}},
@@ -69,7 +69,7 @@ func TestTraceAnswersInJSON(t *testing.T) {
 // parameters.
 func TestTracesAreRefused(t *testing.T) {
 	t.Parallel()
-	tracer := debughttp.Tracer(func(context.Context, debughttp.TraceRequest) (debughttp.TraceAnswer, error) {
+	tracer := debughttp.WithTracer(func(context.Context, debughttp.TraceRequest) (debughttp.TraceAnswer, error) {
 		return debughttp.TraceAnswer{}, errors.New("no nf_tables")
 	})
 	for name, test := range map[string]struct {
@@ -103,7 +103,7 @@ func TestFourTracesRunAtOnce(t *testing.T) {
 	t.Parallel()
 	const most = 4
 	began, ended := make(chan struct{}), make(chan struct{})
-	handler := debughttp.Handler(newProxy(t), debughttp.Tracer(func(context.Context, debughttp.TraceRequest) (debughttp.TraceAnswer, error) {
+	handler := debughttp.Handler(newProxy(t), debughttp.WithTracer(func(context.Context, debughttp.TraceRequest) (debughttp.TraceAnswer, error) {
 		began <- struct{}{}
 		<-ended
 		return debughttp.TraceAnswer{}, nil

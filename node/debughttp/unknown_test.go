@@ -37,7 +37,7 @@ func (unknownValues) Sends(...netip.AddrPort) []proxier.Sending { return nil }
 
 func (u unknownValues) frontend() desired.Frontend {
 	return desired.Frontend{
-		Kind: desired.Kind(u), Scope: desired.Scope(u), Action: desired.Action(u), Masquerade: desired.Masquerade(u),
+		Kind: desired.Kind(u), Scope: desired.Scope(u), Action: desired.Action(u), Masquerade: desired.Masquerading(u),
 		VIP: netip.MustParseAddr("10.96.0.1"), Port: 80,
 	}
 }

@@ -38,14 +38,14 @@ func BenchmarkThousandEndpoints(b *testing.B) {
 		probe endpointhealth.Probe
 		netNS string
 	}{
-		{"tcp", endpointhealth.TCP{}, ""},
-		{"http", endpointhealth.HTTP{}, ""},
-		{"tcp/namespace", endpointhealth.TCP{}, here},
-		{"http/namespace", endpointhealth.HTTP{}, here},
+		{"tcp", endpointhealth.TCPProbe{}, ""},
+		{"http", endpointhealth.HTTPProbe{}, ""},
+		{"tcp/namespace", endpointhealth.TCPProbe{}, here},
+		{"http/namespace", endpointhealth.HTTPProbe{}, here},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			checker, err := endpointhealth.New(endpointhealth.Options{
-				NetNS: c.netNS, Rate: 1_000_000, Choose: always(endpointhealth.Policy{Probe: c.probe, Interval: interval, Timeout: interval}),
+				NetNS: c.netNS, Rate: 1_000_000, Choose: always(endpointhealth.CheckPolicy{Probe: c.probe, Interval: interval, Timeout: interval}),
 			})
 			if err != nil {
 				b.Fatal(err)

@@ -36,7 +36,7 @@ func New(options Options) (*Checker, error) {
 
 // Run checks until ctx ends. It returns nil after all of its goroutines have ended and its
 // Overrides are removed; checks that run end with ctx. Run may be called once.
-func (c *Checker) Run(ctx context.Context, source Source) error {
+func (c *Checker) Run(ctx context.Context, source Proxy) error {
 	r := newRun(c, source)
 	c.mu.Lock()
 	isFirst := c.run == nil
@@ -63,12 +63,12 @@ func (c *Checker) Run(ctx context.Context, source Source) error {
 // it waits.
 type run struct {
 	*Checker
-	source   Source
+	source   Proxy
 	threads  *namespace.Threads // of the network namespace
 	work     chan func()        // without a buffer
 	results  chan result
 	checking sync.WaitGroup
-	counters Counters
+	counters Summary // its counts since the start
 
 	states  [2]*changetracker.State // that were read last
 	walks   uint64
@@ -89,7 +89,7 @@ type run struct {
 	untested bool // the last check could not be made
 }
 
-func newRun(c *Checker, source Source) *run {
+func newRun(c *Checker, source Proxy) *run {
 	return &run{
 		Checker: c, source: source, threads: namespace.NewThreads(c.options.NetNS), work: make(chan func()), results: make(chan result, c.options.Concurrency),
 		ports: map[portKey]*servicePort{}, targets: map[targetKey]*target{}, places: map[place][]*target{}, dirty: map[*servicePort]struct{}{},
@@ -189,7 +189,7 @@ func (c *run) check(ctx context.Context, t *target, of string, now time.Time) {
 	c.counters.Checks++
 	limit, probe, doubt := t.policy.Timeout, t.policy.Probe, t.doubt
 	if t.doubt = ""; probe == nil {
-		probe = TCP{}
+		probe = TCPProbe{}
 	}
 	target := Target{Addr: t.addr, Protocol: t.protocol, Dial: c.dial}
 	work := func() {
@@ -263,7 +263,7 @@ func (c *run) take(r result, now time.Time) {
 	}
 }
 
-// interval is that of the checks of a target: longer than its Policy's if its Service has many.
+// interval is that of the checks of a target: longer than its CheckPolicy's if its Service has many.
 func (c *run) interval(t *target) time.Duration {
 	least := time.Duration(c.members[t.user().service()]) * serviceShare * c.pace.gap
 	return max(t.policy.Interval, least)

@@ -24,7 +24,7 @@ func TestThreeIntervals(t *testing.T) {
 	const interval = 10 * time.Second
 	for _, failure := range []error{errSick, errHangs} {
 		t.Run(failure.Error(), func(t *testing.T) {
-			inBubble(t, endpointhealth.Policy{}, 3, func(k *kit) {
+			inBubble(t, endpointhealth.CheckPolicy{}, 3, func(k *kit) {
 				k.run()
 				k.after(5 * time.Minute)
 				for range 5 {
@@ -47,7 +47,7 @@ func TestThreeIntervals(t *testing.T) {
 
 // TestThresholds is EHC-02: only failures in a row count, and only successes in a row.
 func TestThresholds(t *testing.T) {
-	policy := endpointhealth.Policy{Failures: 3, Successes: 4, EjectFor: time.Second, MaxEjectFor: time.Second}
+	policy := endpointhealth.CheckPolicy{Failures: 3, Successes: 4, EjectFor: time.Second, MaxEjectFor: time.Second}
 	inBubble(t, policy, 3, func(k *kit) {
 		k.run()
 		k.after(time.Minute)
@@ -79,7 +79,7 @@ func TestThresholds(t *testing.T) {
 // TestJitter is EHC-03: the intervals vary within their bounds and are not all alike, and the
 // first checks are spread.
 func TestJitter(t *testing.T) {
-	inBubble(t, endpointhealth.Policy{Interval: time.Minute, Jitter: 0.3}, 100, func(k *kit) {
+	inBubble(t, endpointhealth.CheckPolicy{Interval: time.Minute, Jitter: 0.3}, 100, func(k *kit) {
 		began := time.Now()
 		k.run()
 		k.after(30 * time.Second)
@@ -115,7 +115,7 @@ func TestShare(t *testing.T) {
 		share           float64
 	}{{1, 0, 0}, {2, 1, 0}, {3, 1, 0}, {4, 2, 0}, {10, 3, 0.3}, {10, 9, 1}, {1, 0, 1}, {5, 0, 0.1}} {
 		t.Run(fmt.Sprintf("%d of %d by %v", c.want, c.endpoints, c.share), func(t *testing.T) {
-			inBubble(t, endpointhealth.Policy{MaxEjected: c.share}, c.endpoints, func(k *kit) {
+			inBubble(t, endpointhealth.CheckPolicy{MaxEjected: c.share}, c.endpoints, func(k *kit) {
 				k.run()
 				k.after(time.Minute)
 				for i := range c.endpoints {
@@ -141,7 +141,7 @@ func TestShare(t *testing.T) {
 // TestTheFirstToFailGoes: among more failing endpoints than the share, those that failed first
 // are ejected; one that is well again gives its place to another.
 func TestTheFirstToFailGoes(t *testing.T) {
-	inBubble(t, endpointhealth.Policy{}, 4, func(k *kit) {
+	inBubble(t, endpointhealth.CheckPolicy{}, 4, func(k *kit) {
 		k.run()
 		k.after(time.Minute)
 		for _, i := range []int{3, 2, 4, 1} {
@@ -157,7 +157,7 @@ func TestTheFirstToFailGoes(t *testing.T) {
 // TestNobodyTakesTurns: an endpoint that is ejected stays so, although the service port gets
 // another one that has failed for longer, for another service port.
 func TestNobodyTakesTurns(t *testing.T) {
-	inBubble(t, endpointhealth.Policy{MaxEjected: 0.34}, 3, func(k *kit) {
+	inBubble(t, endpointhealth.CheckPolicy{MaxEjected: 0.34}, 3, func(k *kit) {
 		k.service("a")
 		k.endpoints("a", 4)
 		k.run()
@@ -174,7 +174,7 @@ func TestNobodyTakesTurns(t *testing.T) {
 // TestScopes is EHC-05: the share and the last endpoint count in each list that frontends use:
 // with traffic policy Local, the last endpoint of the node stays.
 func TestScopes(t *testing.T) {
-	inBubble(t, endpointhealth.Policy{}, 0, func(k *kit) {
+	inBubble(t, endpointhealth.CheckPolicy{}, 0, func(k *kit) {
 		k.service("web", proxiertest.InternalPolicyLocal())
 		k.tracker.Endpoints.EndpointSliceUpdate(proxiertest.Slice("default", "web", "IPv4", proxiertest.SlicePort("http", v1.ProtocolTCP, 80),
 			proxiertest.Endpoint("10.0.0.1", proxiertest.OnNode("here")), proxiertest.Endpoint("10.0.0.2", proxiertest.OnNode("there")),
@@ -196,7 +196,7 @@ func TestScopes(t *testing.T) {
 // TestSharedChecks is EHC-06: an endpoint of several service ports is checked once, and ejected
 // from all.
 func TestSharedChecks(t *testing.T) {
-	inBubble(t, endpointhealth.Policy{}, 3, func(k *kit) {
+	inBubble(t, endpointhealth.CheckPolicy{}, 3, func(k *kit) {
 		for _, other := range []string{"a", "bb", "cccc"} {
 			k.service(other)
 			k.endpoints(other, 3)
@@ -221,7 +221,7 @@ func TestSharedChecks(t *testing.T) {
 // their distance.
 func TestOneSync(t *testing.T) {
 	const n = 200
-	inBubble(t, endpointhealth.Policy{Interval: 10 * time.Second}, n, func(k *kit) {
+	inBubble(t, endpointhealth.CheckPolicy{Interval: 10 * time.Second}, n, func(k *kit) {
 		k.run()
 		k.after(time.Minute)
 		for i := range n / 2 {
@@ -244,7 +244,7 @@ func TestOneSync(t *testing.T) {
 // TestFlapping is EHC-08: the ejections of an endpoint that comes and goes last longer and
 // longer, so that its changes are few; after a calm time they are short again.
 func TestFlapping(t *testing.T) {
-	inBubble(t, endpointhealth.Policy{}, 3, func(k *kit) {
+	inBubble(t, endpointhealth.CheckPolicy{}, 3, func(k *kit) {
 		k.run()
 		k.after(time.Minute)
 		k.logs.TakeAll()
@@ -256,7 +256,7 @@ func TestFlapping(t *testing.T) {
 		}
 		// 30s, 1m, 2m, 4m, then 5m each, with the time between.
 		if s := k.checker.Status(); s.Ejections < 8 || s.Ejections > 28 || s.Syncs > 56 {
-			t.Errorf("%+v in two hours of flapping, want at most 28 ejections", s.Counters)
+			t.Errorf("%+v in two hours of flapping, want at most 28 ejections", s)
 		}
 		k.breaks(at(1), nil)
 		k.after(2 * time.Hour)
@@ -271,7 +271,7 @@ func TestFlapping(t *testing.T) {
 
 // TestTheEndRemovesOverrides is EHC-10: when Run ends, all endpoints are as slices say.
 func TestTheEndRemovesOverrides(t *testing.T) {
-	inBubble(t, endpointhealth.Policy{SlowStart: time.Hour}, 4, func(k *kit) {
+	inBubble(t, endpointhealth.CheckPolicy{SlowStart: time.Hour}, 4, func(k *kit) {
 		k.run()
 		k.after(time.Minute)
 		k.breaks(at(1), errHangs)
@@ -290,7 +290,7 @@ func TestTheEndRemovesOverrides(t *testing.T) {
 // TestFaultsOfTheNode is EHC-11: what this process lacks is no failure of an endpoint, and a
 // Probe that panics neither.
 func TestFaultsOfTheNode(t *testing.T) {
-	inBubble(t, endpointhealth.Policy{}, 3, func(k *kit) {
+	inBubble(t, endpointhealth.CheckPolicy{}, 3, func(k *kit) {
 		k.breaks(at(1), fmt.Errorf("connect: %w", syscall.EMFILE))
 		k.run()
 		k.after(time.Hour)
@@ -303,7 +303,7 @@ func TestFaultsOfTheNode(t *testing.T) {
 		calls++
 		panic("a bug")
 	})
-	inBubble(t, endpointhealth.Policy{Probe: probe}, 1, func(k *kit) {
+	inBubble(t, endpointhealth.CheckPolicy{Probe: probe}, 1, func(k *kit) {
 		k.run()
 		k.after(time.Minute)
 		if calls == 0 || k.checker.Status().Untested == 0 {
@@ -314,7 +314,7 @@ func TestFaultsOfTheNode(t *testing.T) {
 
 // TestConcurrency: no more checks run at once than the option lets one namespace have, and all get their turn.
 func TestConcurrency(t *testing.T) {
-	inBubble(t, endpointhealth.Policy{Timeout: 10 * time.Second}, 100, func(k *kit) {
+	inBubble(t, endpointhealth.CheckPolicy{Timeout: 10 * time.Second}, 100, func(k *kit) {
 		k.options.Concurrency = 7
 		k.takes = time.Second
 		k.run()
@@ -335,13 +335,13 @@ func TestConcurrency(t *testing.T) {
 func TestOneNamespaceDoesNotTakeAllChecks(t *testing.T) {
 	for title, takes := range map[string]time.Duration{"fast": time.Millisecond, "hanging": time.Hour} {
 		t.Run(title, func(t *testing.T) {
-			policy := endpointhealth.Policy{Interval: 10 * time.Second}
+			policy := endpointhealth.CheckPolicy{Interval: 10 * time.Second}
 			inBubble(t, policy, 10, func(k *kit) {
 				k.options.Rate, k.options.Concurrency = 200, 20
 				greedy := &plane{broken: map[string]error{}, checked: map[string][]time.Time{}, takes: takes}
-				k.options.Choose = func(p *changetracker.ServicePort) (endpointhealth.Policy, bool, error) {
+				k.options.Choose = func(p *changetracker.ServicePort) (endpointhealth.CheckPolicy, bool, error) {
 					if p.Name.Namespace == "greedy" {
-						return endpointhealth.Policy{Probe: greedy, Interval: 10 * time.Millisecond, Timeout: 10 * time.Millisecond}, true, nil
+						return endpointhealth.CheckPolicy{Probe: greedy, Interval: 10 * time.Millisecond, Timeout: 10 * time.Millisecond}, true, nil
 					}
 					policy.Probe = k.plane
 					return policy, true, nil
@@ -374,7 +374,7 @@ func TestOneNamespaceDoesNotTakeAllChecks(t *testing.T) {
 
 // TestOneServiceHasAShareOfTheChecks is EHC-13: its endpoints are checked less often, all of them equally.
 func TestOneServiceHasAShareOfTheChecks(t *testing.T) {
-	inBubble(t, endpointhealth.Policy{Interval: time.Second}, 200, func(k *kit) {
+	inBubble(t, endpointhealth.CheckPolicy{Interval: time.Second}, 200, func(k *kit) {
 		k.options.Rate = 100 // ten for the Service
 		k.run()
 		k.after(10 * time.Minute)
@@ -393,7 +393,7 @@ func TestOneServiceHasAShareOfTheChecks(t *testing.T) {
 // TestEndpointsComeAndGo: new endpoints are checked, those that are gone are not, and one that
 // was ejected, went and came back while it fails is ejected again.
 func TestEndpointsComeAndGo(t *testing.T) {
-	inBubble(t, endpointhealth.Policy{}, 2, func(k *kit) {
+	inBubble(t, endpointhealth.CheckPolicy{}, 2, func(k *kit) {
 		k.run()
 		k.after(time.Minute)
 		k.endpoints("web", 4)
@@ -421,21 +421,21 @@ func TestEndpointsComeAndGo(t *testing.T) {
 // TestChoose: only chosen service ports are checked, each is asked for once, and a Policy that
 // is invalid is logged once, as is an error and a panic.
 func TestChoose(t *testing.T) {
-	inBubble(t, endpointhealth.Policy{}, 2, func(k *kit) {
+	inBubble(t, endpointhealth.CheckPolicy{}, 2, func(k *kit) {
 		asked := 0
-		k.options.Choose = func(p *changetracker.ServicePort) (endpointhealth.Policy, bool, error) {
+		k.options.Choose = func(p *changetracker.ServicePort) (endpointhealth.CheckPolicy, bool, error) {
 			asked++
 			switch p.Name.Name {
 			case "web":
-				return endpointhealth.Policy{}, false, nil
+				return endpointhealth.CheckPolicy{}, false, nil
 			case "a":
-				return endpointhealth.Policy{Probe: k.plane, Timeout: time.Hour}, true, nil
+				return endpointhealth.CheckPolicy{Probe: k.plane, Timeout: time.Hour}, true, nil
 			case "c":
-				return endpointhealth.Policy{Probe: k.plane}, true, errSick
+				return endpointhealth.CheckPolicy{Probe: k.plane}, true, errSick
 			case "bb":
 				panic("a bug")
 			}
-			return endpointhealth.Policy{Probe: endpointhealth.TCP{}}, true, nil
+			return endpointhealth.CheckPolicy{Probe: endpointhealth.TCPProbe{}}, true, nil
 		}
 		for _, other := range []string{"a", "bb", "c"} {
 			k.service(other)
@@ -465,7 +465,7 @@ func TestValidate(t *testing.T) {
 		endpointhealth.Probe
 		list []int
 	}
-	for field, p := range map[string]endpointhealth.Policy{
+	for field, p := range map[string]endpointhealth.CheckPolicy{
 		"Probe": {Probe: uncomparable{list: nil}}, "Interval": {Interval: time.Millisecond, Timeout: time.Millisecond},
 		"Timeout": {Timeout: time.Minute}, "Jitter": {Jitter: 1}, "Failures": {Failures: -1}, "Successes": {Successes: -1},
 		"PassiveFailures": {PassiveFailures: -1}, "EjectFor": {EjectFor: 2 * time.Minute, MaxEjectFor: time.Minute},
@@ -475,7 +475,7 @@ func TestValidate(t *testing.T) {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
-	if err := (endpointhealth.Policy{}).Validate(); err != nil {
+	if err := (endpointhealth.CheckPolicy{}).Validate(); err != nil {
 		t.Error(err)
 	}
 }

@@ -94,7 +94,7 @@ func (s *servicePort) ramp(now time.Time) (again time.Time) {
 }
 
 // step is the number of steps that have passed since the return.
-func (m *member) step(now time.Time, p *Policy) int {
+func (m *member) step(now time.Time, p *CheckPolicy) int {
 	return int(now.Sub(m.returned) * time.Duration(p.SlowStartSteps-1) / p.SlowStart)
 }
 

@@ -5,24 +5,24 @@
 //
 // A Checker learns of failures in two ways:
 //
-//   - Active: it runs the Probe of a service port's Policy at each endpoint that the node may
+//   - Active: it runs the Probe of a service port's CheckPolicy at each endpoint that the node may
 //     use: TCP, HTTP, or a function of the program (Func), for example for UDP. Service ports
-//     with the same endpoint and the same Policy share one check.
+//     with the same endpoint and the same CheckPolicy share one check.
 //   - Passive: package userspace reports the connections that it opened (Observer). Beside
 //     engines of the kernel, ReportConnections of package conntrack reports those that the kernel
 //     has tracked, to Suspect. Any other source calls Report, or Suspect.
 //
 // # Decisions
 //
-// An endpoint fails after Policy.Failures failed checks, or Policy.PassiveFailures failed
+// An endpoint fails after CheckPolicy.Failures failed checks, or CheckPolicy.PassiveFailures failed
 // connections, without a success in between. Then it is ejected: new connections avoid it, as if
-// it were not ready, and Explain says so. It returns after Policy.Successes successful checks,
+// it were not ready, and Explain says so. It returns after CheckPolicy.Successes successful checks,
 // and not before its time of ejection is over. This time doubles with each ejection, up to
-// Policy.MaxEjectFor, so that an endpoint which comes and goes does not make the data plane do
+// CheckPolicy.MaxEjectFor, so that an endpoint which comes and goes does not make the data plane do
 // the same. Of each list of endpoints that frontends use (traffic policy Cluster, traffic policy
-// Local) at most Policy.MaxEjected is ejected, and never the last endpoint.
+// Local) at most CheckPolicy.MaxEjected is ejected, and never the last endpoint.
 //
-// With Policy.SlowStart, a returning endpoint gets its share of new connections in steps, by
+// With CheckPolicy.SlowStart, a returning endpoint gets its share of new connections in steps, by
 // weight: meanwhile the weights of the service port's other endpoints are multiplied.
 //
 // Changes that are decided at about the same time become one sync. Overrides of the endpoints

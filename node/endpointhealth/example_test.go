@@ -31,9 +31,9 @@ func Example() {
 		return nil
 	})
 	checker, err := endpointhealth.New(endpointhealth.Options{
-		Choose: func(p *changetracker.ServicePort) (endpointhealth.Policy, bool, error) {
+		Choose: func(p *changetracker.ServicePort) (endpointhealth.CheckPolicy, bool, error) {
 			asked, _ := changetracker.Ext[bool](p.Ext)
-			return endpointhealth.Policy{Probe: ask, Interval: 20 * time.Millisecond, SlowStart: time.Minute}, asked, nil
+			return endpointhealth.CheckPolicy{Probe: ask, Interval: 20 * time.Millisecond, SlowStart: time.Minute}, asked, nil
 		},
 	})
 	if err != nil {

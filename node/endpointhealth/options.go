@@ -15,9 +15,9 @@ import (
 	"github.com/serviceplane/serviceplane/internal/invalid"
 )
 
-// Policy is how the endpoints of a service port are checked, and what follows. The zero value
+// CheckPolicy is how the endpoints of a service port are checked, and what follows. The zero value
 // of each field but Probe means its default.
-type Policy struct {
+type CheckPolicy struct {
 	// Probe checks an endpoint. Nil means that only reports about connections count; then an
 	// endpoint returns when its time of ejection is over. It must be comparable.
 	Probe Probe
@@ -69,7 +69,7 @@ const (
 )
 
 // WithDefaults returns p with every zero field set to its default.
-func (p Policy) WithDefaults() Policy {
+func (p CheckPolicy) WithDefaults() CheckPolicy {
 	p.Interval = cmp.Or(p.Interval, defaultInterval)
 	p.Timeout = cmp.Or(p.Timeout, min(defaultTimeout, p.Interval))
 	p.Jitter = cmp.Or(p.Jitter, defaultJitter)
@@ -84,7 +84,7 @@ func (p Policy) WithDefaults() Policy {
 }
 
 // Validate reports every invalid field. Zero fields count as their defaults.
-func (p Policy) Validate() error {
+func (p CheckPolicy) Validate() error {
 	p = p.WithDefaults()
 	var errs invalid.Options
 	errs.Check(p.Probe == nil || reflect.ValueOf(p.Probe).Comparable(), "Probe", reflect.TypeOf(p.Probe), "a comparable value, such as a pointer")
@@ -103,28 +103,28 @@ func (p Policy) Validate() error {
 }
 
 // fits reports whether the endpoints of a protocol can be checked by the Probe.
-func (p *Policy) fits(protocol v1.Protocol) error {
+func (p *CheckPolicy) fits(protocol v1.Protocol) error {
 	if t, ok := p.Probe.(interface{ port() uint16 }); ok && t.port() == 0 && protocol != v1.ProtocolTCP {
 		return fmt.Errorf("Probe: a %s port does not answer TCP: set the Port of the Probe, or use Func", protocol)
 	}
 	return nil
 }
 
-// check is the part of a Policy that says how one endpoint is checked. Service ports that
+// check is the part of a CheckPolicy that says how one endpoint is checked. Service ports that
 // agree on it share the checks.
-func (p Policy) check() Policy {
+func (p CheckPolicy) check() CheckPolicy {
 	p.MaxEjected, p.SlowStart, p.SlowStartSteps = 0, 0, 0
 	return p
 }
 
 // quota is how many endpoints of a list may be ejected.
-func (p *Policy) quota(endpoints int) int {
+func (p *CheckPolicy) quota(endpoints int) int {
 	const rounding = 1e-9 // 0.3 × 10 is 3
 	return max(0, min(int(p.MaxEjected*float64(endpoints)+rounding), endpoints-1))
 }
 
 // hold is how long the ejection of a level lasts, counted from 1.
-func (p *Policy) hold(level int) time.Duration {
+func (p *CheckPolicy) hold(level int) time.Duration {
 	d := p.EjectFor
 	for ; level > 1 && d < p.MaxEjectFor; level-- {
 		d *= 2
@@ -132,9 +132,9 @@ func (p *Policy) hold(level int) time.Duration {
 	return min(d, p.MaxEjectFor)
 }
 
-// Source is the proxy whose endpoints are checked; *[proxier.Proxier] implements it. Several
+// Proxy is the proxy whose endpoints are checked; *[proxier.Proxier] implements it. Several
 // goroutines call its methods at once.
-type Source interface {
+type Proxy interface {
 	// Tracker has the endpoints. The Checker only calls its method Override.
 	Tracker() *changetracker.Tracker
 	// Programmed returns the State that is in use; nil if there is none yet, or none of that
@@ -149,14 +149,14 @@ type Options struct {
 	// Choose decides for each service port whether its endpoints are checked, and how. It must
 	// be pure: it is called again only if the service port changes. What it needs of the Service's
 	// annotations, changetracker.Options.DecorateService can put in Ext. If it returns an error,
-	// or a Policy that Validate refuses, this is logged once, Status counts it, and the service
+	// or a CheckPolicy that Validate refuses, this is logged once, Status counts it, and the service
 	// port is not checked.
-	Choose func(port *changetracker.ServicePort) (policy Policy, ok bool, err error)
+	Choose func(port *changetracker.ServicePort) (policy CheckPolicy, ok bool, err error)
 	// Concurrency is how many checks may run at once; 0 means 256. More wait: those of one namespace if
 	// as many of them run as could begin, so that one namespace has at most half of all.
 	Concurrency int
 	// Rate is how many checks begin in a second at most; 0 means 1,000. The endpoints of one Service, in
-	// an IP family, get a tenth of that: if they are too many for their Policy, each is checked less
+	// an IP family, get a tenth of that: if they are too many for their CheckPolicy, each is checked less
 	// often. Namespaces take turns with checks that are due and must wait.
 	Rate int
 	// Pause is the least time between two syncs that the Checker asks for; 0 means 1s. Decisions

@@ -36,7 +36,7 @@ var vips = map[v1.IPFamily]netip.AddrPort{
 	v1.IPv4Protocol: netip.MustParseAddrPort("10.96.0.10:80"), v1.IPv6Protocol: netip.MustParseAddrPort("[fd00:10:96::10]:80"),
 }
 
-func newWorld(t *testing.T, policy endpointhealth.Policy) *world {
+func newWorld(t *testing.T, policy endpointhealth.CheckPolicy) *world {
 	t.Helper()
 	w := &world{Topology: proxiertest.NewTopology(t), t: t}
 	config := w.Config()
@@ -129,8 +129,8 @@ func (w *world) ejected() (list []netip.Addr) {
 // gets no connections after its second failed check, in both families, and gets some again.
 func TestPackets(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, endpointhealth.Policy{
-		Probe: endpointhealth.TCP{}, Interval: 500 * time.Millisecond, Timeout: 500 * time.Millisecond, EjectFor: 100 * time.Millisecond,
+	w := newWorld(t, endpointhealth.CheckPolicy{
+		Probe: endpointhealth.TCPProbe{}, Interval: 500 * time.Millisecond, Timeout: 500 * time.Millisecond, EjectFor: 100 * time.Millisecond,
 	})
 	w.expect("at first", "remote-0", "remote-1", "remote-2")
 	sick := w.RemotePods[1]
@@ -157,7 +157,7 @@ func (w *world) knock() {
 // answer eject it, and so do refused ones. The others go on.
 func TestPassivePackets(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, endpointhealth.Policy{PassiveFailures: 2, MaxEjected: 0.7, EjectFor: 5 * time.Minute})
+	w := newWorld(t, endpointhealth.CheckPolicy{PassiveFailures: 2, MaxEjected: 0.7, EjectFor: 5 * time.Minute})
 	w.expect("at first", "remote-0", "remote-1", "remote-2")
 	for _, c := range []struct {
 		verdict, timeout string // of SYN_SENT, in seconds
@@ -186,7 +186,7 @@ func TestPassivePackets(t *testing.T) {
 // network policy, or packets that never reach it. It answers the node, and stays.
 func TestAClientAloneEjectsNothing(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, endpointhealth.Policy{PassiveFailures: 2, EjectFor: 5 * time.Minute})
+	w := newWorld(t, endpointhealth.CheckPolicy{PassiveFailures: 2, EjectFor: 5 * time.Minute})
 	netnstest.Check(t, w.Node.Do(func() error {
 		return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_syn_sent", []byte("1"), 0)
 	}))

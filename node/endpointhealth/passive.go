@@ -45,7 +45,7 @@ func (c *Checker) Report(endpoint netip.AddrPort, protocol v1.Protocol, err erro
 
 // Suspect is Report for connections of others, whose failures prove nothing: a client can send packets
 // that no endpoint answers, or be stopped by a network policy. Where failures in a row would eject the
-// endpoint, it is checked first, by the Policy's Probe, or by a connection to its port if that is TCP;
+// endpoint, it is checked first, by the CheckPolicy's Probe, or by a connection to its port if that is TCP;
 // it is ejected if that fails too.
 func (c *Checker) Suspect(endpoint netip.AddrPort, protocol v1.Protocol, err error) {
 	c.report(endpoint, protocol, err, true)

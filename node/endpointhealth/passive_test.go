@@ -34,7 +34,7 @@ func (k *kit) connect(observer proxier.Observer, err error, endpoints ...int) {
 }
 
 // onlyReports removes the Probe of inBubble.
-func (k *kit) onlyReports(policy endpointhealth.Policy) {
+func (k *kit) onlyReports(policy endpointhealth.CheckPolicy) {
 	k.options.Choose = always(policy)
 	k.run()
 }
@@ -43,8 +43,8 @@ func (k *kit) onlyReports(policy endpointhealth.Policy) {
 // returns when its time is over. A success in between, a fault of the node, and failures long
 // after each other do not count.
 func TestReports(t *testing.T) {
-	inBubble(t, endpointhealth.Policy{}, 3, func(k *kit) {
-		k.onlyReports(endpointhealth.Policy{})
+	inBubble(t, endpointhealth.CheckPolicy{}, 3, func(k *kit) {
+		k.onlyReports(endpointhealth.CheckPolicy{})
 		next := &both{}
 		observer := k.checker.Observer(next)
 		observer.ObserveSync(proxier.SyncReport{})
@@ -82,7 +82,7 @@ func TestReports(t *testing.T) {
 // TestReportsAndChecks: reports eject an endpoint whose checks succeed, and its checks bring it
 // back; a report during the ejection changes nothing.
 func TestReportsAndChecks(t *testing.T) {
-	inBubble(t, endpointhealth.Policy{PassiveFailures: 3}, 3, func(k *kit) {
+	inBubble(t, endpointhealth.CheckPolicy{PassiveFailures: 3}, 3, func(k *kit) {
 		k.run()
 		k.after(time.Minute)
 		for range 3 {
@@ -95,7 +95,7 @@ func TestReportsAndChecks(t *testing.T) {
 // TestDoubtsAreChecked is EHC-21: connections of others eject an endpoint only if a check fails then, which
 // comes at once and not with the next interval. Without a Probe, one over UDP stays.
 func TestDoubtsAreChecked(t *testing.T) {
-	inBubble(t, endpointhealth.Policy{Interval: time.Hour, PassiveFailures: 3}, 3, func(k *kit) {
+	inBubble(t, endpointhealth.CheckPolicy{Interval: time.Hour, PassiveFailures: 3}, 3, func(k *kit) {
 		k.run()
 		k.after(2 * time.Hour)
 		k.checks()
@@ -127,8 +127,8 @@ func TestDoubtsAreChecked(t *testing.T) {
 			t.Errorf("status %+v", s)
 		}
 	})
-	inBubble(t, endpointhealth.Policy{}, 3, func(k *kit) {
-		k.onlyReports(endpointhealth.Policy{})
+	inBubble(t, endpointhealth.CheckPolicy{}, 3, func(k *kit) {
+		k.onlyReports(endpointhealth.CheckPolicy{})
 		k.checker.Suspect(endpoint(2), v1.ProtocolUDP, errTest)
 		for range 100 {
 			k.checker.Suspect(endpoint(2), v1.ProtocolUDP, errTest)
@@ -139,7 +139,7 @@ func TestDoubtsAreChecked(t *testing.T) {
 
 // TestReportsDoNotCount: with a negative PassiveFailures, only checks eject.
 func TestReportsDoNotCount(t *testing.T) {
-	inBubble(t, endpointhealth.Policy{PassiveFailures: -1}, 3, func(k *kit) {
+	inBubble(t, endpointhealth.CheckPolicy{PassiveFailures: -1}, 3, func(k *kit) {
 		k.run()
 		k.after(time.Minute)
 		for range 100 {
@@ -156,7 +156,7 @@ var errTest = errors.New("reset")
 // TestSlowStart is EHC-09: a returning endpoint gets its share in the given number of steps, by
 // multiples of the weights of all others, and then all weights are as before.
 func TestSlowStart(t *testing.T) {
-	policy := endpointhealth.Policy{SlowStart: 30 * time.Second, EjectFor: time.Second, MaxEjectFor: time.Second}
+	policy := endpointhealth.CheckPolicy{SlowStart: 30 * time.Second, EjectFor: time.Second, MaxEjectFor: time.Second}
 	inBubble(t, policy, 3, func(k *kit) {
 		k.run()
 		k.after(time.Minute)
@@ -190,7 +190,7 @@ func TestSlowStart(t *testing.T) {
 // TestSlowStartOfALateState: a State that is read after the end of a slow start may be older. Its
 // weights are not taken for those of slices.
 func TestSlowStartOfALateState(t *testing.T) {
-	policy := endpointhealth.Policy{SlowStart: 10 * time.Second, EjectFor: time.Second, MaxEjectFor: time.Second, MaxEjected: 1}
+	policy := endpointhealth.CheckPolicy{SlowStart: 10 * time.Second, EjectFor: time.Second, MaxEjectFor: time.Second, MaxEjected: 1}
 	inBubble(t, policy, 0, func(k *kit) {
 		k.weighted(2, 3, 5)
 		k.run()
@@ -215,7 +215,7 @@ func TestSlowStartOfALateState(t *testing.T) {
 
 // TestSlowStartKeepsWeights: the weights of slices count, before, during and after.
 func TestSlowStartKeepsWeights(t *testing.T) {
-	policy := endpointhealth.Policy{SlowStart: 30 * time.Second, SlowStartSteps: 10}
+	policy := endpointhealth.CheckPolicy{SlowStart: 30 * time.Second, SlowStartSteps: 10}
 	inBubble(t, policy, 0, func(k *kit) {
 		k.weighted(5, 1, 60000)
 		k.run()

@@ -36,8 +36,8 @@ type servicePort struct {
 	port      *changetracker.ServicePort
 	endpoints []changetracker.Endpoint // that members were made of
 	checked   bool
-	refused   bool // its Policy
-	policy    Policy
+	refused   bool // its CheckPolicy
+	policy    CheckPolicy
 	members   []*member // sorted by address
 	timer     timer     // for the next step of a slow start
 	read      uint64    // the walk that saw it last
@@ -107,7 +107,7 @@ func same(a, b []changetracker.Endpoint) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
-// choose asks for the Policy of a service port. If it has another one than before, its
+// choose asks for the CheckPolicy of a service port. If it has another one than before, its
 // endpoints begin anew.
 func (c *run) choose(s *servicePort) {
 	policy, ok, err := c.policyOf(s)
@@ -123,18 +123,18 @@ func (c *run) choose(s *servicePort) {
 	s.timer.fire = func(time.Time) { c.dirty[s] = struct{}{} }
 }
 
-func (c *run) policyOf(s *servicePort) (policy Policy, ok bool, err error) {
+func (c *run) policyOf(s *servicePort) (policy CheckPolicy, ok bool, err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			policy, ok, err = Policy{}, false, fmt.Errorf("hook Choose panicked: %v", r)
+			policy, ok, err = CheckPolicy{}, false, fmt.Errorf("hook Choose panicked: %v", r)
 		}
 	}()
 	if policy, ok, err = c.options.Choose(s.port); err != nil || !ok {
-		return Policy{}, false, err
+		return CheckPolicy{}, false, err
 	}
 	policy = policy.WithDefaults()
 	if err := errors.Join(policy.Validate(), policy.fits(s.name.Protocol)); err != nil {
-		return Policy{}, false, err
+		return CheckPolicy{}, false, err
 	}
 	return policy, true, nil
 }
@@ -254,7 +254,7 @@ func (c *run) drop(s *servicePort) {
 // targetKey identifies a check.
 type targetKey struct {
 	place
-	policy Policy // its check()
+	policy CheckPolicy // its check()
 }
 
 // place is where an endpoint listens.

@@ -23,7 +23,7 @@ import (
 // same check, so a Probe must be comparable.
 type Probe interface {
 	// Check returns nil if the endpoint works. It must return soon after ctx has ended, which
-	// is after Policy.Timeout.
+	// is after CheckPolicy.Timeout.
 	Check(ctx context.Context, target Target) error
 }
 
@@ -41,16 +41,16 @@ func (t Target) at(port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(t.Addr.Addr(), cmp.Or(port, t.Addr.Port()))
 }
 
-// TCP is a Probe that connects and closes the connection.
-type TCP struct {
+// TCPProbe is a Probe that connects and closes the connection.
+type TCPProbe struct {
 	// Port is where to connect; 0 means the port of the endpoint, which must be TCP.
 	Port uint16
 }
 
-func (p TCP) port() uint16 { return p.Port }
+func (p TCPProbe) port() uint16 { return p.Port }
 
 // Check implements Probe.
-func (p TCP) Check(ctx context.Context, target Target) error {
+func (p TCPProbe) Check(ctx context.Context, target Target) error {
 	conn, err := target.Dial(ctx, "tcp", target.at(p.Port))
 	if err != nil {
 		return fmt.Errorf("connect: %w", err)
@@ -62,8 +62,8 @@ func (p TCP) Check(ctx context.Context, target Target) error {
 	return nil
 }
 
-// HTTP is a Probe that requests a page by GET. It does not follow redirects.
-type HTTP struct {
+// HTTPProbe is a Probe that requests a page by GET. It does not follow redirects.
+type HTTPProbe struct {
 	// Port is where to connect; 0 means the port of the endpoint, which must be TCP.
 	Port uint16
 	// Path is the path, and the query after "?"; empty means "/".
@@ -74,10 +74,10 @@ type HTTP struct {
 	Status int
 }
 
-func (p HTTP) port() uint16 { return p.Port }
+func (p HTTPProbe) port() uint16 { return p.Port }
 
 // Check implements Probe.
-func (p HTTP) Check(ctx context.Context, target Target) error {
+func (p HTTPProbe) Check(ctx context.Context, target Target) error {
 	to := target.at(p.Port)
 	page, err := url.ParseRequestURI(cmp.Or(p.Path, "/"))
 	if err != nil {

@@ -10,26 +10,21 @@ import (
 	"github.com/serviceplane/serviceplane/internal/enum"
 )
 
-// Counters count events since the start.
-type Counters struct {
+// Summary is a snapshot of a Checker.
+type Summary struct {
 	// Checks were started. Of those that ended, and that a service port still needs, Passed
 	// succeeded, Failures failed, and Untested could not be made for a reason on this node.
 	Checks, Passed, Failures, Untested uint64
 	// Ejections and Returns count changes of an endpoint of a service port, and Syncs the syncs
-	// that were requested for all changes, also of weights.
+	// that were requested for all changes, also of weights. These seven count since the start.
 	Ejections, Returns, Syncs uint64
-}
-
-// Status is a snapshot of a Checker.
-type Status struct {
-	Counters
 	// Endpoints is how many endpoints are checked, each counted once for all service ports that
 	// agree how. Failing is how many of them fail.
 	Endpoints, Failing int
 	// Ejected, Kept and Starting count endpoints of service ports by State.
 	Ejected, Kept, Starting int
 	// Refused is how many service ports, of each IP family, are not checked because Choose
-	// returned an error or an invalid Policy. The log says why.
+	// returned an error or an invalid CheckPolicy. The log says why.
 	Refused int
 	// Late is how many checks are due and wait for others to end: see Options.Concurrency and Rate.
 	Late int
@@ -38,13 +33,13 @@ type Status struct {
 	Unusual []EndpointStatus
 }
 
-// State is what is unusual about an endpoint of a service port.
-type State uint8
+// EndpointState is what is unusual about an endpoint of a service port.
+type EndpointState uint8
 
 // The states.
 const (
 	// StateEjected endpoints get no new connections from the next sync on.
-	StateEjected State = iota + 1
+	StateEjected EndpointState = iota + 1
 	// StateKept endpoints fail, and are used, because too many others are ejected.
 	StateKept
 	// StateStarting endpoints have returned, and have not their whole share yet.
@@ -52,13 +47,13 @@ const (
 )
 
 // String is the name in logs and metrics.
-func (s State) String() string { return enum.Name(s, "", "ejected", "kept", "starting") }
+func (s EndpointState) String() string { return enum.Name(s, "", "ejected", "kept", "starting") }
 
 // EndpointStatus is about an endpoint of a service port.
 type EndpointStatus struct {
 	Name     changetracker.ServicePortName
 	Endpoint netip.AddrPort
-	State    State
+	State    EndpointState
 	// Reason is the last failure; empty if it starts. Since is when it failed, or returned.
 	Reason string
 	Since  time.Time
@@ -68,14 +63,15 @@ type EndpointStatus struct {
 
 // Status returns a snapshot. It may be called at any time. It costs the endpoints that are
 // checked.
-func (c *Checker) Status() Status {
+func (c *Checker) Status() Summary {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r := c.run
 	if r == nil {
-		return Status{}
+		return Summary{}
 	}
-	status := Status{Counters: r.counters, Endpoints: len(r.targets), Late: r.waiting.length}
+	status := r.counters
+	status.Endpoints, status.Late = len(r.targets), r.waiting.length
 	for _, t := range r.targets {
 		status.Failing += count(t.failing)
 	}
@@ -91,7 +87,7 @@ func (c *Checker) Status() Status {
 	return status
 }
 
-func (s *Status) add(port *servicePort, m *member) {
+func (s *Summary) add(port *servicePort, m *member) {
 	e := EndpointStatus{Name: port.name, Endpoint: m.addr, Reason: m.target.reason, Since: m.target.since}
 	switch {
 	case m.set.Eject:

@@ -124,7 +124,7 @@ func webName() changetracker.ServicePortName {
 
 // inBubble runs test with a Checker that checks every service port by the policy, and whose
 // Service web has the endpoints 10.0.0.1 to 10.0.0.n.
-func inBubble(t *testing.T, policy endpointhealth.Policy, n int, test func(k *kit)) {
+func inBubble(t *testing.T, policy endpointhealth.CheckPolicy, n int, test func(k *kit)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		tracker, err := changetracker.New(changetracker.Options{Node: changetracker.Node{Name: "here"}})
@@ -149,8 +149,8 @@ func inBubble(t *testing.T, policy endpointhealth.Policy, n int, test func(k *ki
 	})
 }
 
-func always(policy endpointhealth.Policy) func(*changetracker.ServicePort) (endpointhealth.Policy, bool, error) {
-	return func(*changetracker.ServicePort) (endpointhealth.Policy, bool, error) { return policy, true, nil }
+func always(policy endpointhealth.CheckPolicy) func(*changetracker.ServicePort) (endpointhealth.CheckPolicy, bool, error) {
+	return func(*changetracker.ServicePort) (endpointhealth.CheckPolicy, bool, error) { return policy, true, nil }
 }
 
 // weighted gives web endpoints of these weights.

@@ -39,7 +39,7 @@ func (a *answerer) isHealthy() bool {
 	if a.checked.IsZero() || time.Since(a.checked) >= healthTTL {
 		status := a.status()
 		a.checked = time.Now()
-		a.healthy = Judge(status, a.threshold, a.checked).Healthy
+		a.healthy = Evaluate(status, a.threshold, a.checked).Healthy
 	}
 	return a.healthy
 }

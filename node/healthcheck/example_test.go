@@ -16,7 +16,7 @@ import (
 // kube-proxy.
 func Example() {
 	config := proxier.Config{Families: []v1.IPFamily{v1.IPv4Protocol}}
-	deps := proxier.Deps{Health: healthcheck.NewNodePorts(healthcheck.NodePortOptions{})}
+	deps := proxier.Deps{Health: healthcheck.NewNodePortServer(healthcheck.NodePortOptions{})}
 	engines := map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: &proxiertest.RecordingEngine{}}
 	p, err := proxier.New(config, deps, engines)
 	if err != nil {
@@ -41,9 +41,9 @@ func Example() {
 }
 
 // Reasons describe faults for people.
-func ExampleJudge() {
+func ExampleEvaluate() {
 	status := proxier.Status{Families: map[v1.IPFamily]proxier.FamilyStatus{v1.IPv4Protocol: {}}}
-	report := healthcheck.Judge(status, 0, status.LastQueued)
+	report := healthcheck.Evaluate(status, 0, status.LastQueued)
 	fmt.Println(report.Healthy, report.Reasons)
 	// Output: false [IPv4: not programmed yet]
 }

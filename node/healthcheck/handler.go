@@ -37,7 +37,7 @@ const (
 	LivezPath = "/livez"
 )
 
-// NewHandler returns a handler that answers at HealthzPath and LivezPath with a Report in
+// NewHandler returns a handler that answers at HealthzPath and LivezPath with a Healthz in
 // JSON. status is that of a Provider.
 func NewHandler(status func() proxier.Status, options HandlerOptions) http.Handler {
 	h := &handler{status: status, options: options}
@@ -54,7 +54,7 @@ type handler struct {
 
 func (h *handler) healthz(w http.ResponseWriter, _ *http.Request) {
 	status := h.status()
-	report := Judge(status, h.options.Threshold, time.Now())
+	report := Evaluate(status, h.options.Threshold, time.Now())
 	eligible := status.Node.Draining == ""
 	report.NodeEligible = &eligible
 	unhealthy := func(c proxier.Condition) bool { return slices.Contains(h.options.UnhealthyConditions, c.Type) }
@@ -70,10 +70,10 @@ func (h *handler) healthz(w http.ResponseWriter, _ *http.Request) {
 }
 
 func (h *handler) livez(w http.ResponseWriter, _ *http.Request) {
-	h.answer(w, LivezPath, Judge(h.status(), h.options.Threshold, time.Now()))
+	h.answer(w, LivezPath, Evaluate(h.status(), h.options.Threshold, time.Now()))
 }
 
-func (h *handler) answer(w http.ResponseWriter, path string, report Report) {
+func (h *handler) answer(w http.ResponseWriter, path string, report Healthz) {
 	code := http.StatusOK
 	if !report.Healthy || report.NodeEligible != nil && !*report.NodeEligible {
 		code = http.StatusServiceUnavailable
@@ -94,9 +94,9 @@ func writeHeader(w http.ResponseWriter, code int) {
 // defaultThreshold is that of kube-proxy: twice its longest pause between syncs.
 const defaultThreshold = time.Minute
 
-// Report is the health of a proxy, and in JSON the body of an answer. All fields but
+// Healthz is the health of a proxy, and in JSON the body of an answer. All fields but
 // Reasons are the same as kube-proxy's.
-type Report struct {
+type Healthz struct {
 	// LastUpdated is when a family was programmed last, or CurrentTime if the proxy is
 	// healthy, for load balancers that read nothing else.
 	LastUpdated time.Time `json:"lastUpdated"`
@@ -107,24 +107,24 @@ type Report struct {
 	// Healthy is about the proxy only, and not about the node.
 	Healthy bool `json:"healthy"`
 	// Status has an entry for each family that has been programmed.
-	Status map[v1.IPFamily]FamilyReport `json:"status,omitempty"`
+	Status map[v1.IPFamily]FamilyHealthz `json:"status,omitempty"`
 	// Reasons are all faults, sorted, including those that do not make the proxy unhealthy.
 	Reasons []string `json:"reasons,omitempty"`
 }
 
-// FamilyReport is the part of one IP family.
-type FamilyReport struct {
+// FamilyHealthz is the part of one IP family.
+type FamilyHealthz struct {
 	// LastUpdated is when the family was programmed last without any error.
 	LastUpdated time.Time `json:"lastUpdated"`
 	Healthy     bool      `json:"healthy"`
 }
 
-// Judge decides whether a proxy is healthy: a full sync of every family has succeeded once,
+// Evaluate decides whether a proxy is healthy: a full sync of every family has succeeded once,
 // and no family has been stale for threshold or longer (proxier.FamilyStatus.StaleSince). A
 // threshold of 0 means 60s. It does not check the node.
-func Judge(status proxier.Status, threshold time.Duration, now time.Time) Report {
+func Evaluate(status proxier.Status, threshold time.Duration, now time.Time) Healthz {
 	threshold = cmp.Or(threshold, defaultThreshold)
-	report := Report{CurrentTime: now, Healthy: len(status.Families) > 0, Status: map[v1.IPFamily]FamilyReport{}}
+	report := Healthz{CurrentTime: now, Healthy: len(status.Families) > 0, Status: map[v1.IPFamily]FamilyHealthz{}}
 	if !report.Healthy {
 		report.Reasons = append(report.Reasons, "no IP family is served")
 	}
@@ -135,7 +135,7 @@ func Judge(status proxier.Status, threshold time.Duration, now time.Time) Report
 		}
 		report.Healthy = report.Healthy && healthy
 		if !family.LastSuccess.IsZero() {
-			report.Status[name] = FamilyReport{LastUpdated: family.LastSuccess, Healthy: healthy}
+			report.Status[name] = FamilyHealthz{LastUpdated: family.LastSuccess, Healthy: healthy}
 		}
 	}
 	for _, c := range status.Conditions {
@@ -167,7 +167,7 @@ func judgeFamily(s proxier.FamilyStatus, threshold time.Duration, now time.Time)
 }
 
 // newest returns when any family was programmed last; zero if none was.
-func (r *Report) newest() time.Time {
+func (r *Healthz) newest() time.Time {
 	var newest time.Time
 	for _, family := range r.Status {
 		if family.LastUpdated.After(newest) {

@@ -25,7 +25,7 @@ func TestARealProxier(t *testing.T) {
 	engines := map[v1.IPFamily]*proxiertest.RecordingEngine{v1.IPv4Protocol: {}, v1.IPv6Protocol: {}}
 	p, err := proxier.New(
 		proxier.Config{Node: changetracker.Node{Name: "node-1"}},
-		proxier.Deps{Health: NewNodePorts(NodePortOptions{Threshold: threshold})},
+		proxier.Deps{Health: NewNodePortServer(NodePortOptions{Threshold: threshold})},
 		map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: engines[v1.IPv4Protocol], v1.IPv6Protocol: engines[v1.IPv6Protocol]},
 	)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Client measures the requests of a client of the API server, under the names that
+// ClientRequests measures the requests of a client of the API server, under the names that
 // client-go's requests have in Kubernetes' components:
 //
 //	rest_client_requests_total{code,method,host}
@@ -17,7 +17,7 @@ import (
 // client-go itself has hooks for one registry in a process. Client belongs to the clients
 // that it wraps, and several clients may have one each. Several goroutines may use it at
 // once.
-type Client struct {
+type ClientRequests struct {
 	requests *prometheus.CounterVec
 	duration *prometheus.HistogramVec
 }
@@ -25,10 +25,10 @@ type Client struct {
 // requestDurations are the buckets of component-base, metrics/prometheus/restclient.
 var requestDurations = []float64{0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60} // read-only
 
-// NewClient registers the collectors. It fails if the registerer has them already, for
+// NewClientRequests registers the collectors. It fails if the registerer has them already, for
 // example because the program uses component-base: then use its registry for those alone.
-func NewClient(registerer prometheus.Registerer) (*Client, error) {
-	c := &Client{
+func NewClientRequests(registerer prometheus.Registerer) (*ClientRequests, error) {
+	c := &ClientRequests{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "rest_client_requests_total", Help: "Requests to the API server by status code, method and host; the code is <error> without a response.",
 		}, []string{labelCode, "method", "host"}),
@@ -44,11 +44,11 @@ func NewClient(registerer prometheus.Registerer) (*Client, error) {
 
 // Wrap measures all requests. Pass it to rest.Config.Wrap, after informer.Link.Attach, so
 // that the time counts that Link lets a request take.
-func (c *Client) Wrap(next http.RoundTripper) http.RoundTripper { return &measured{c, next} }
+func (c *ClientRequests) Wrap(next http.RoundTripper) http.RoundTripper { return &measured{c, next} }
 
 // measured implements http.RoundTripper.
 type measured struct {
-	client *Client
+	client *ClientRequests
 	next   http.RoundTripper
 }
 

@@ -29,7 +29,7 @@ func (f fakeTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 func TestClientRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		registry := prometheus.NewRegistry()
-		c, err := metrics.NewClient(registry)
+		c, err := metrics.NewClientRequests(registry)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -62,7 +62,7 @@ func TestClientRequests(t *testing.T) {
 		if got := len(families["rest_client_request_duration_seconds"].GetMetric()); got != 2 {
 			t.Errorf("%d series of durations, want 2", got)
 		}
-		if _, err := metrics.NewClient(registry); err == nil {
+		if _, err := metrics.NewClientRequests(registry); err == nil {
 			t.Error("a registry takes the metrics twice")
 		}
 		if inner, ok := wrapped.(interface{ WrappedRoundTripper() http.RoundTripper }); !ok || inner.WrappedRoundTripper() != (fakeTransport{3 * time.Second}) {

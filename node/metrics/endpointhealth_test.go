@@ -20,9 +20,9 @@ func TestMetricsOfHealthChecks(t *testing.T) {
 	if families := scrape(t, registry); families[prefix+"endpoints"] != nil {
 		t.Error("there is a metric of health checks without Sources.EndpointHealth")
 	}
-	m.Watch(metrics.Sources{EndpointHealth: func() endpointhealth.Status {
-		return endpointhealth.Status{
-			Counters:  endpointhealth.Counters{Checks: 100, Passed: 1, Failures: 2, Untested: 3, Ejections: 4, Returns: 5, Syncs: 6},
+	m.Watch(metrics.Sources{EndpointHealth: func() endpointhealth.Summary {
+		return endpointhealth.Summary{
+			Checks: 100, Passed: 1, Failures: 2, Untested: 3, Ejections: 4, Returns: 5, Syncs: 6,
 			Endpoints: 7, Failing: 8, Ejected: 9, Kept: 10, Starting: 11, Refused: 12, Late: 13,
 		}
 	}})

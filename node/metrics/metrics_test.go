@@ -483,9 +483,9 @@ func TestTheCanarysMetrics(t *testing.T) {
 	if families := scrape(t, registry); families[passing] != nil {
 		t.Error("there is a metric of the canary without Sources.Canary")
 	}
-	for state, want := range map[canary.State]float64{canary.StateWaiting: 0, canary.StatePassing: 1, canary.StateFailing: 0, canary.StateUntested: 0} {
-		m.Watch(metrics.Sources{Canary: func() map[v1.IPFamily]canary.FamilyStatus {
-			return map[v1.IPFamily]canary.FamilyStatus{v1.IPv6Protocol: {
+	for state, want := range map[canary.TestState]float64{canary.StateWaiting: 0, canary.StatePassing: 1, canary.StateFailing: 0, canary.StateUntested: 0} {
+		m.Watch(metrics.Sources{Canary: func() map[v1.IPFamily]canary.TestStatus {
+			return map[v1.IPFamily]canary.TestStatus{v1.IPv6Protocol: {
 				State: state, Passed: 5, Failed: 2, LastSuccess: time.Unix(1700000000, 0), Took: 2 * time.Millisecond,
 			}}
 		}})

@@ -20,11 +20,11 @@ func TestSockets(t *testing.T) {
 	if families := scrape(t, registry); families[translated] != nil || families[left] != nil || families[forwarded] != nil {
 		t.Error("sockets have metrics without a source")
 	}
-	m.Watch(metrics.Sources{Sockets: func(family v1.IPFamily) (metrics.Sockets, error) {
+	m.Watch(metrics.Sources{Sockets: func(family v1.IPFamily) (metrics.TranslatedSockets, error) {
 		if family == v1.IPv6Protocol {
-			return metrics.Sockets{}, errors.New("nothing is attached")
+			return metrics.TranslatedSockets{}, errors.New("nothing is attached")
 		}
-		return metrics.Sockets{Translated: 7, Ended: 3, Left: map[string]uint64{"bound": 2, "empty": 0}}, nil
+		return metrics.TranslatedSockets{Translated: 7, Ended: 3, Left: map[string]uint64{"bound": 2, "empty": 0}}, nil
 	}, Forwarded: func(family v1.IPFamily) (packets, toPeer uint64, err error) {
 		if family == v1.IPv6Protocol {
 			return 0, 0, errors.New("nothing is attached")

@@ -26,12 +26,12 @@ type Sources struct {
 	// Config.CountTraffic. What is not counted has no metric. See Options.MaxCounted.
 	Counts func(context.Context, v1.IPFamily) (connection.Counts, error)
 	// Canary returns the results of a canary: canary.Canary.Status.
-	Canary func() map[v1.IPFamily]canary.FamilyStatus
+	Canary func() map[v1.IPFamily]canary.TestStatus
 	// EndpointHealth returns the results of health checks: endpointhealth.Checker.Status.
-	EndpointHealth func() endpointhealth.Status
+	EndpointHealth func() endpointhealth.Summary
 	// Sockets returns numbers of sockets: Engine.SocketCounts of package ebpf. After an error, a
 	// scrape lacks them.
-	Sockets func(v1.IPFamily) (Sockets, error)
+	Sockets func(v1.IPFamily) (TranslatedSockets, error)
 	// Forwarded returns how many packets were forwarded past the rules, and how many of them to the
 	// other end of a veth: Engine.ForwardCounts of package ebpf. An error means that there are none.
 	Forwarded func(v1.IPFamily) (packets, toPeer uint64, err error)
@@ -40,9 +40,9 @@ type Sources struct {
 	LocalhostNodePorts, Invalid func() (packets uint64, ok bool)
 }
 
-// Sockets are numbers of sockets of an IP family that have connected to a frontend which sockets have, in mode
+// TranslatedSockets are numbers of sockets of an IP family that have connected to a frontend which sockets have, in mode
 // "ebpf". They only grow, until what counts them is removed; Ended begins anew with the process.
-type Sockets struct {
+type TranslatedSockets struct {
 	// Translated sockets go to an endpoint.
 	Translated uint64
 	// Left to the rules, by reason.

@@ -84,7 +84,7 @@ func (s *socketFlags) config(rules nftables.Config) ebpf.Config {
 	}}
 	if len(s.forwardDevices) > 0 {
 		c.FastPathAfter, c.FastPathDevice = 0, nil // one fast path is enough
-		c.Forward = ebpf.Forward{Device: matching(s.forwardDevices), Peer: matching(s.toPeer)}
+		c.Forwarding = ebpf.Forwarding{Device: matching(s.forwardDevices), Peer: matching(s.toPeer)}
 	}
 	return c
 }
@@ -169,13 +169,13 @@ func (e *ebpfEngines) forwarded(family v1.IPFamily) (packets, toPeer uint64, err
 
 // counts returns the sockets that were translated, and those that were left to the rules, by reason, and
 // UDP sockets that were ended.
-func (e *ebpfEngines) counts(family v1.IPFamily) (metrics.Sockets, error) {
+func (e *ebpfEngines) counts(family v1.IPFamily) (metrics.TranslatedSockets, error) {
 	engine := e.engine(family)
 	if engine == nil {
-		return metrics.Sockets{}, proxier.ErrNotSupported
+		return metrics.TranslatedSockets{}, proxier.ErrNotSupported
 	}
 	c, err := engine.SocketCounts()
-	return metrics.Sockets{
+	return metrics.TranslatedSockets{
 		Translated: c.Translated, Ended: c.Ended,
 		Left: map[string]uint64{"namespace": c.Namespace, "bound": c.Bound, "empty": c.Empty, "no_memory": c.NoMemory},
 	}, err

@@ -59,7 +59,7 @@ func TestEBPFFlags(t *testing.T) {
 	var errs faults
 	s.validate(&errs)
 	config := s.config(nftables.Config{FastPathAfter: 20})
-	if f := config.Forward; !f.Device("eth0") || f.Device("lo") || f.Peer("eth0") || !f.Peer("veth1") || config.FastPathAfter != 0 {
+	if f := config.Forwarding; !f.Device("eth0") || f.Device("lo") || f.Peer("eth0") || !f.Peer("veth1") || config.FastPathAfter != 0 {
 		t.Errorf("the fast path takes %+v, after %d packets", f, config.FastPathAfter)
 	}
 	got := config.Sockets

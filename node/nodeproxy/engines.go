@@ -100,7 +100,7 @@ func (o *options) provider(config proxier.Config, observer proxier.Observer, log
 	deps := proxier.Deps{
 		Logger: log, Observer: observer, Settings: settings,
 		Surroundings: nodedeps.Surroundings(config),
-		Health:       healthcheck.NewNodePorts(healthcheck.NodePortOptions{Logger: log, Threshold: o.threshold()}),
+		Health:       healthcheck.NewNodePortServer(healthcheck.NodePortOptions{Logger: log, Threshold: o.threshold()}),
 	}
 	budget := userspace.NewBudget(0)
 	if o.socketsAtLocalhost() {

@@ -78,7 +78,7 @@ func (h *healthFlags) decorate(p *changetracker.ServicePort, s *v1.Service) {
 
 // choose is the Choose of endpointhealth.Options. What is for all ports of a Service does not
 // apply to those that it cannot check, such as port dns, UDP, beside dns-tcp.
-func (h *healthFlags) choose(p *changetracker.ServicePort) (policy endpointhealth.Policy, ok bool, err error) {
+func (h *healthFlags) choose(p *changetracker.ServicePort) (policy endpointhealth.CheckPolicy, ok bool, err error) {
 	ext, _ := changetracker.Ext[payload](p.Ext)
 	chosen := ext.health
 	policy, ok, err = h.parse(chosen.text)
@@ -97,9 +97,9 @@ func (h *healthFlags) choose(p *changetracker.ServicePort) (policy endpointhealt
 // onPort is the port that a Probe names.
 func onPort(probe endpointhealth.Probe) uint16 {
 	switch p := probe.(type) {
-	case endpointhealth.TCP:
+	case endpointhealth.TCPProbe:
 		return p.Port
-	case endpointhealth.HTTP:
+	case endpointhealth.HTTPProbe:
 		return p.Port
 	default:
 		return 0
@@ -107,7 +107,7 @@ func onPort(probe endpointhealth.Probe) uint16 {
 }
 
 // parse reads a health check: its kind, and settings. ok is false for off.
-func (h *healthFlags) parse(text string) (policy endpointhealth.Policy, ok bool, err error) {
+func (h *healthFlags) parse(text string) (policy endpointhealth.CheckPolicy, ok bool, err error) {
 	words := strings.Fields(text)
 	if len(words) == 0 {
 		return policy, false, errors.New("it is empty")
@@ -117,7 +117,7 @@ func (h *healthFlags) parse(text string) (policy endpointhealth.Policy, ok bool,
 	if kind != byConnections {
 		policy.PassiveFailures = -1
 	}
-	var page endpointhealth.HTTP
+	var page endpointhealth.HTTPProbe
 	switch known := settings(kind, &policy, &page); kind {
 	case "off":
 		if len(words) > 1 {
@@ -140,7 +140,7 @@ func (h *healthFlags) parse(text string) (policy endpointhealth.Policy, ok bool,
 	}
 	switch kind {
 	case byTCP:
-		policy.Probe = endpointhealth.TCP{Port: page.Port}
+		policy.Probe = endpointhealth.TCPProbe{Port: page.Port}
 	case byHTTP:
 		policy.Probe = page
 	}
@@ -148,7 +148,7 @@ func (h *healthFlags) parse(text string) (policy endpointhealth.Policy, ok bool,
 }
 
 // settings are what a kind of check has, by name.
-func settings(kind string, policy *endpointhealth.Policy, page *endpointhealth.HTTP) map[string]func(value string) error {
+func settings(kind string, policy *endpointhealth.CheckPolicy, page *endpointhealth.HTTPProbe) map[string]func(value string) error {
 	all := map[string]func(string) error{
 		"connections": number(&policy.PassiveFailures, math.MaxInt16),
 		"eject-for":   duration(&policy.EjectFor), "slow-start": duration(&policy.SlowStart),
@@ -218,7 +218,7 @@ func (o *options) observed(ctx context.Context, node string, m *measured, log *z
 	}
 	all = &observed{log: log, counting: make(chan struct{})}
 	var once sync.Once
-	all.health, err = endpointhealth.New(endpointhealth.Options{Logger: log, Choose: func(p *changetracker.ServicePort) (endpointhealth.Policy, bool, error) {
+	all.health, err = endpointhealth.New(endpointhealth.Options{Logger: log, Choose: func(p *changetracker.ServicePort) (endpointhealth.CheckPolicy, bool, error) {
 		policy, ok, err := o.health.choose(p)
 		if ok && policy.PassiveFailures >= 0 {
 			once.Do(func() { close(all.counting) })

@@ -12,7 +12,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-func healthOf(t *testing.T, h *healthFlags, protocol v1.Protocol, annotations map[string]string) (endpointhealth.Policy, bool, error) {
+func healthOf(t *testing.T, h *healthFlags, protocol v1.Protocol, annotations map[string]string) (endpointhealth.CheckPolicy, bool, error) {
 	t.Helper()
 	p := changetracker.ServicePort{Name: changetracker.ServicePortName{Port: "web", Protocol: protocol}}
 	h.decorate(&p, proxiertest.Service("test", "web", func(s *v1.Service) { s.Annotations = annotations }))
@@ -23,12 +23,12 @@ func healthOf(t *testing.T, h *healthFlags, protocol v1.Protocol, annotations ma
 func TestAnnotationsChooseTheHealthCheck(t *testing.T) {
 	t.Parallel()
 	const share = 0.3
-	none := endpointhealth.Policy{}
-	tcp := endpointhealth.Policy{Probe: endpointhealth.TCP{}, MaxEjected: share, PassiveFailures: -1}
+	none := endpointhealth.CheckPolicy{}
+	tcp := endpointhealth.CheckPolicy{Probe: endpointhealth.TCPProbe{}, MaxEjected: share, PassiveFailures: -1}
 	admin := tcp
-	admin.Probe = endpointhealth.TCP{Port: 9000}
-	page := endpointhealth.Policy{
-		Probe:    endpointhealth.HTTP{Port: 8081, Path: "/healthz?full=1", Host: "web.example.net", Status: 204},
+	admin.Probe = endpointhealth.TCPProbe{Port: 9000}
+	page := endpointhealth.CheckPolicy{
+		Probe:    endpointhealth.HTTPProbe{Port: 8081, Path: "/healthz?full=1", Host: "web.example.net", Status: 204},
 		Interval: 5 * time.Second, Timeout: 2 * time.Second, Failures: 3, Successes: 4, PassiveFailures: 6,
 		EjectFor: time.Minute, SlowStart: 90 * time.Second, MaxEjected: share,
 	}
@@ -37,7 +37,7 @@ func TestAnnotationsChooseTheHealthCheck(t *testing.T) {
 		annotations map[string]string
 		protocol    v1.Protocol
 		byDefault   string
-		want        endpointhealth.Policy
+		want        endpointhealth.CheckPolicy
 	}{
 		"none":            {nil, v1.ProtocolTCP, "off", none},
 		"tcp":             {annotated(healthAnnotation, "tcp"), v1.ProtocolTCP, "off", tcp},
@@ -45,7 +45,7 @@ func TestAnnotationsChooseTheHealthCheck(t *testing.T) {
 		"off":             {annotated(healthAnnotation, "off"), v1.ProtocolTCP, "tcp", none},
 		"a port's own":    {annotated(healthAnnotation, "off", ofPort, "tcp"), v1.ProtocolTCP, "off", tcp},
 		"of another port": {annotated(healthAnnotation, "tcp", healthAnnotation+".other", "off"), v1.ProtocolTCP, "off", tcp},
-		"connections":     {annotated(healthAnnotation, "connections eject-for=1m"), v1.ProtocolTCP, "off", endpointhealth.Policy{EjectFor: time.Minute, MaxEjected: share}},
+		"connections":     {annotated(healthAnnotation, "connections eject-for=1m"), v1.ProtocolTCP, "off", endpointhealth.CheckPolicy{EjectFor: time.Minute, MaxEjected: share}},
 		"UDP beside TCP":  {annotated(healthAnnotation, "tcp"), v1.ProtocolUDP, "off", none},
 		"UDP with a port": {annotated(healthAnnotation, "tcp port=9000"), v1.ProtocolUDP, "off", admin},
 		"every setting": {annotated(healthAnnotation, "http  port=8081 path=/healthz?full=1 host=web.example.net status=204 interval=5s timeout=2s"+

@@ -60,7 +60,7 @@ func TestLeases(t *testing.T) {
 	netnstest.Check(t, err)
 	defer func() { end(); stop() }()
 	version := strconv.FormatUint(api.Version(), 10)
-	if err := programmed.Wait(ctx, w, programmed.Change{Service: types.NamespacedName{Namespace: "default", Name: "web"}, Versions: changetracker.Versions{EndpointSlices: version}}); err != nil {
+	if err := programmed.Wait(ctx, w, programmed.ServiceChange{Service: types.NamespacedName{Namespace: "default", Name: "web"}, Versions: changetracker.Versions{EndpointSlices: version}}); err != nil {
 		t.Error(err)
 	}
 	c.expectNow("pod-2")

@@ -125,7 +125,7 @@ func (s *leavingService) begin() {
 		other := []netip.AddrPort{netip.AddrPortFrom(netip.MustParseAddr(s.Far), 8080)}
 		// Ports of UDP are not checked, and on other nodes it may be the last one, which stays.
 		poll.Until(s.t, "the node of the pod ejects the other endpoint", func() bool {
-			err := s.lacks(s.nodes[0], programmed.Change{Left: other})
+			err := s.lacks(s.nodes[0], programmed.ServiceChange{Left: other})
 			return err == nil || !strings.Contains(err.Error(), `"web-tcp"`)
 		})
 	}

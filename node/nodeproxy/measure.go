@@ -19,7 +19,7 @@ type measured struct {
 	*metrics.Metrics
 
 	registry *prometheus.Registry
-	client   *metrics.Client
+	client   *metrics.ClientRequests
 	sources  metrics.Sources
 }
 
@@ -31,7 +31,7 @@ func (o *options) measure() (*measured, error) {
 	if err != nil {
 		return nil, err
 	}
-	client, err := metrics.NewClient(registry)
+	client, err := metrics.NewClientRequests(registry)
 	if err != nil {
 		return nil, err
 	}

@@ -69,8 +69,8 @@ iptables: {masqueradeBit: %d}
 // programmed returns what the proxy has not programmed.
 func (c *cluster) programmed(ctx context.Context) error {
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	change := programmed.Change{Versions: changetracker.Versions{EndpointSlices: strconv.FormatUint(c.api.Version(), 10)}}
-	report, err := programmed.Client(client, func(string) string { return "http://" + c.health() + "/programmed" })(ctx, "node-1", change)
+	change := programmed.ServiceChange{Versions: changetracker.Versions{EndpointSlices: strconv.FormatUint(c.api.Version(), 10)}}
+	report, err := programmed.OverHTTP(client, func(string) string { return "http://" + c.health() + "/programmed" })(ctx, "node-1", change)
 	if err != nil {
 		return err
 	}

@@ -16,7 +16,7 @@ func (o *options) socketOptions(p *testedProxy, list []debughttp.Option) []debug
 		return list
 	}
 	names := o.names(new(faults)) // checked before
-	return append(slices.Clip(list), debughttp.Tracer(func(ctx context.Context, r debughttp.TraceRequest) (a debughttp.TraceAnswer, err error) {
+	return append(slices.Clip(list), debughttp.WithTracer(func(ctx context.Context, r debughttp.TraceRequest) (a debughttp.TraceAnswer, err error) {
 		result, err := packettrace.Trace(ctx, packettrace.Options{
 			Packet: r.Packet, Limit: r.Packets, Timeout: r.Timeout, Send: r.Send, SendFrom: r.NetNS,
 		})
@@ -26,7 +26,7 @@ func (o *options) socketOptions(p *testedProxy, list []debughttp.Option) []debug
 		if a.Explanation, err = p.Explain(ctx, r.Packet); err != nil {
 			return a, err
 		}
-		j := packettrace.Judge(&result, &a.Explanation, names)
+		j := packettrace.Compare(&result, &a.Explanation, names)
 		a.Verdict, a.By, a.Reasons, a.Agrees, a.Sent = j.Outcome.String(), j.By, j.Reasons, j.Agrees, result.Sent
 		if j.Packet == nil {
 			return a, nil

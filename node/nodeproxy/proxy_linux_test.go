@@ -187,8 +187,8 @@ func (p *proxyProcess) waitProgrammed(versions changetracker.Versions) {
 	defer stop()
 	err := programmed.Wait(ctx, programmed.Waiting{
 		Nodes: func(context.Context) ([]string, error) { return []string{"node-1"}, nil },
-		Ask:   programmed.Client(p.client(), func(string) string { return "http://127.0.0.1:10256/programmed" }),
-	}, programmed.Change{Service: types.NamespacedName{Namespace: "default", Name: "web"}, Versions: versions})
+		Ask:   programmed.OverHTTP(p.client(), func(string) string { return "http://127.0.0.1:10256/programmed" }),
+	}, programmed.ServiceChange{Service: types.NamespacedName{Namespace: "default", Name: "web"}, Versions: versions})
 	if err != nil {
 		p.t.Error(err)
 	}
@@ -219,7 +219,7 @@ func (p *proxyProcess) get(address, path string) (code int, body string) {
 }
 
 // health returns the report of the health server.
-func (p *proxyProcess) health() (report healthcheck.Report) {
+func (p *proxyProcess) health() (report healthcheck.Healthz) {
 	p.t.Helper()
 	_, body := p.get("127.0.0.1:10256", healthcheck.HealthzPath)
 	if err := json.Unmarshal([]byte(body), &report); err != nil {

@@ -325,12 +325,12 @@ func (f *fabric) remove(p *fabricPod) {
 
 // behind returns why a node does not have the EndpointSlice of a version.
 func (f *fabric) behind(n *fabricNode, version string) error {
-	return f.lacks(n, programmed.Change{Versions: changetracker.Versions{EndpointSlices: version}})
+	return f.lacks(n, programmed.ServiceChange{Versions: changetracker.Versions{EndpointSlices: version}})
 }
 
 // lacks returns why a node does not have a Change.
-func (f *fabric) lacks(n *fabricNode, change programmed.Change) error {
-	ask := programmed.Client(n.proxy.client(), func(string) string { return "http://127.0.0.1:10256/programmed" })
+func (f *fabric) lacks(n *fabricNode, change programmed.ServiceChange) error {
+	ask := programmed.OverHTTP(n.proxy.client(), func(string) string { return "http://127.0.0.1:10256/programmed" })
 	report, err := ask(f.t.Context(), n.name, change)
 	if err != nil {
 		return err
@@ -521,7 +521,7 @@ func TestARollingUpdateLosesNoConnection(t *testing.T) {
 		version := strconv.FormatUint(f.api.Version(), 10)
 		for _, n := range f.nodes {
 			poll.Nil(t, n.name+" has the policy", func() error {
-				return f.lacks(n, programmed.Change{Versions: changetracker.Versions{Services: version}})
+				return f.lacks(n, programmed.ServiceChange{Versions: changetracker.Versions{Services: version}})
 			})
 		}
 		for _, name := range variants {

@@ -43,7 +43,7 @@ func TestHealthFollowsSyncs(t *testing.T) {
 	_, err = io.WriteString(commands, "delete table ip kube-proxy; add table ip kube-proxy { flags owner; }\n")
 	netnstest.Check(t, err)
 
-	var report healthcheck.Report
+	var report healthcheck.Healthz
 	if !poll.Soon(func() bool {
 		code, _ := p.get("127.0.0.1:10256", healthcheck.HealthzPath)
 		report = p.health()

@@ -8,7 +8,7 @@ import (
 
 // event is what the kernel tells about one step of a packet.
 type event struct {
-	Step
+	MatchedRule
 
 	id uint32 // of the packet
 	// The rest is valid in the first event of each base chain.
@@ -30,7 +30,7 @@ type collector struct {
 
 // packet is a Packet that may not have ended.
 type packet struct {
-	Packet
+	TracedPacket
 
 	id    uint32
 	ended bool
@@ -132,7 +132,7 @@ func (c *collector) step(p *packet, e event) {
 		return
 	}
 	e.Hook = p.base
-	p.Steps = append(p.Steps, e.Step)
+	p.Steps = append(p.Steps, e.MatchedRule)
 	p.ended = e.Ends()
 }
 
@@ -140,10 +140,10 @@ func (c *collector) step(p *packet, e event) {
 func (c *collector) done() bool { return len(c.packets) == c.limit && len(c.current) == 0 }
 
 // result returns the packets. Those that have not ended are lost.
-func (c *collector) result() []Packet {
-	list := make([]Packet, len(c.packets))
+func (c *collector) result() []TracedPacket {
+	list := make([]TracedPacket, len(c.packets))
 	for i, p := range c.packets {
-		list[i] = p.Packet
+		list[i] = p.TracedPacket
 		list[i].Lost = !p.ended
 	}
 	return list

@@ -9,7 +9,7 @@ import (
 // at is an event of a base chain, with the destination of the packet.
 func at(id uint32, table, chain string, handle uint64, to string) event {
 	return event{
-		id: id, Step: Step{Family: "ip", Table: table, Chain: chain, Handle: handle, Policy: handle == 0, Verdict: "accept"},
+		id: id, MatchedRule: MatchedRule{Family: "ip", Table: table, Chain: chain, Handle: handle, Policy: handle == 0, Verdict: "accept"},
 		source: netip.MustParseAddrPort(client), destination: netip.MustParseAddrPort(to),
 	}
 }

@@ -3,7 +3,7 @@
 // packet, and compares that with what Explain says. It is for tools that operators run.
 //
 //	result, err := packettrace.Trace(ctx, packettrace.Options{Packet: packet, Send: true})
-//	judgement := packettrace.Judge(&result, &explanation, proxier.DefaultNames())
+//	judgement := packettrace.Compare(&result, &explanation, proxier.DefaultNames())
 //
 // # How it works
 //
@@ -20,7 +20,7 @@
 // # What it cannot see
 //
 // Rules of iptables-legacy, BPF programs, routing and chains of the families netdev and bridge
-// produce no events. If a packet is lost there, Packet.Lost says after which point, and Judge
+// produce no events. If a packet is lost there, TracedPacket.Lost says after which point, and Judge
 // says what may have done it.
 //
 // Trace needs Linux and the privilege CAP_NET_ADMIN in the network namespace.

@@ -63,7 +63,7 @@ func parse(m netlinkx.Message) (e event, err error) {
 		case traceOutputType:
 			e.loopback = ad.Uint16() == unix.ARPHRD_LOOPBACK
 		default:
-			decodeVerdict(&e.Step, ad)
+			decodeVerdict(&e.MatchedRule, ad)
 		}
 	}
 	if destination.IsValid() {
@@ -73,7 +73,7 @@ func parse(m netlinkx.Message) (e event, err error) {
 }
 
 // decodeVerdict takes over an attribute of an event, if it is about the verdict.
-func decodeVerdict(s *Step, ad *netlink.AttributeDecoder) {
+func decodeVerdict(s *MatchedRule, ad *netlink.AttributeDecoder) {
 	switch ad.Type() {
 	case traceType:
 		s.Policy = ad.Uint32() == typePolicy

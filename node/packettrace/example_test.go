@@ -12,15 +12,15 @@ import (
 
 // A tool follows a packet to a ClusterIP, and asks whether the packet fared as Explain says. Here, a firewall
 // dropped it.
-func ExampleJudge() {
+func ExampleCompare() {
 	// result, err := packettrace.Trace(ctx, packettrace.Options{Packet: packet, Send: true})
 	client, vip := netip.MustParseAddrPort("10.244.1.9:40000"), netip.MustParseAddrPort("10.96.0.10:80")
-	result := packettrace.Result{Packets: []packettrace.Packet{{
+	result := packettrace.TraceResult{Packets: []packettrace.TracedPacket{{
 		Hops:  []packettrace.Hop{{Hook: "prerouting", Source: client, Destination: vip}},
-		Steps: []packettrace.Step{{Family: "inet", Table: "firewall", Chain: "raw", Hook: "prerouting", Priority: -300, Handle: 7, Rule: "ip daddr 10.96.0.0/16 drop", Verdict: "drop"}},
+		Steps: []packettrace.MatchedRule{{Family: "inet", Table: "firewall", Chain: "raw", Hook: "prerouting", Priority: -300, Handle: 7, Rule: "ip daddr 10.96.0.0/16 drop", Verdict: "drop"}},
 	}}}
 	explanation := desired.Explanation{Verdict: desired.VerdictForward, Endpoints: []desired.ExplainedEndpoint{{Endpoint: changetracker.Endpoint{Addr: netip.MustParseAddrPort("10.244.2.7:8080")}}}}
-	judgement := packettrace.Judge(&result, &explanation, proxier.KubeProxyNames())
+	judgement := packettrace.Compare(&result, &explanation, proxier.KubeProxyNames())
 	fmt.Println(judgement.By)
 	fmt.Println("as explained:", judgement.Agrees)
 	// Output:

@@ -10,7 +10,7 @@ import (
 )
 
 // TraceWithoutOwner is Trace on a kernel that does not know the flag: no kernel knows this one.
-func TraceWithoutOwner(ctx context.Context, o Options) (Result, error) {
+func TraceWithoutOwner(ctx context.Context, o Options) (TraceResult, error) {
 	return trace(ctx, o.withDefaults(), 1<<31)
 }
 

@@ -24,7 +24,7 @@ func TestARuleOfAnotherProgramIsNamed(t *testing.T) {
 			w := newWorld(t, engine)
 			for what, test := range map[string]struct {
 				add, remove string // commands of the node
-				outcome     packettrace.Outcome
+				outcome     packettrace.PacketOutcome
 				by          string
 			}{
 				"forward": {

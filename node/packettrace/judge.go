@@ -12,13 +12,13 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Outcome is what happened to a packet.
-type Outcome uint8
+// PacketOutcome is what happened to a packet.
+type PacketOutcome uint8
 
 // The outcomes.
 const (
 	// OutcomeUnseen means that no packet came.
-	OutcomeUnseen Outcome = iota + 1
+	OutcomeUnseen PacketOutcome = iota + 1
 	// OutcomeTranslated means that the packet got another destination, and was delivered there
 	// or left the node.
 	OutcomeTranslated
@@ -33,22 +33,22 @@ const (
 )
 
 // String is the lower-case name of the outcome.
-func (o Outcome) String() string {
+func (o PacketOutcome) String() string {
 	return enum.Name(o, "", "unseen", "translated", "passed", "rejected", "dropped", "lost")
 }
 
 // MarshalText is String.
-func (o Outcome) MarshalText() ([]byte, error) { return []byte(o.String()), nil }
+func (o PacketOutcome) MarshalText() ([]byte, error) { return []byte(o.String()), nil }
 
 // Judgement compares the way of a packet with its explanation.
 type Judgement struct {
-	Outcome Outcome
-	// Packet is the judged one of the Result; nil if no packet came.
-	Packet *Packet
+	Outcome PacketOutcome
+	// Packet is the judged one of the TraceResult; nil if no packet came.
+	Packet *TracedPacket
 	// By says in words who decided.
 	By string
 	// Step is the rule or policy that ended the packet; nil if none did.
-	Step *Step
+	Step *MatchedRule
 	// Destination is where the packet went at the end. Source is the one it had then.
 	Source, Destination netip.AddrPort
 	// Agrees reports whether the packet did what the explanation says.
@@ -59,7 +59,7 @@ type Judgement struct {
 
 // Ours reports whether a rule or a chain belongs to the proxy with these names, whatever its
 // engine. A rule of a built-in chain that jumps to a chain of the proxy does.
-func Ours(s *Step, names proxier.Names) bool {
+func Ours(s *MatchedRule, names proxier.Names) bool {
 	if s.Family != "ip" && s.Family != "ip6" {
 		return false
 	}
@@ -73,10 +73,10 @@ func Ours(s *Step, names proxier.Names) bool {
 	return chainname.Owned(names.ChainPrefix, s.Chain) || chainname.Owned(names.ChainPrefix, to)
 }
 
-// Judge judges the packets of a trace. It returns the judgement of the first packet that
+// Compare judges the packets of a trace. It returns the judgement of the first packet that
 // does not agree with the explanation, or else of the first one. It does not know the
 // engine userspace, which ends connections at its own sockets.
-func Judge(r *Result, e *desired.Explanation, names proxier.Names) Judgement {
+func Compare(r *TraceResult, e *desired.Explanation, names proxier.Names) Judgement {
 	if len(r.Packets) == 0 {
 		return unseen(r)
 	}
@@ -94,7 +94,7 @@ func Judge(r *Result, e *desired.Explanation, names proxier.Names) Judgement {
 	return *first
 }
 
-func unseen(r *Result) Judgement {
+func unseen(r *TraceResult) Judgement {
 	j := Judgement{Outcome: OutcomeUnseen, By: "no such packet came in time"}
 	switch r.Sent {
 	case "":
@@ -114,7 +114,7 @@ type judging struct {
 	explanation *desired.Explanation
 	names       proxier.Names
 	legacy      []string
-	sent        string // Result.Sent
+	sent        string // TraceResult.Sent
 }
 
 func (j *judging) because(format string, args ...any) {
@@ -138,7 +138,7 @@ func (j *judging) judge() {
 }
 
 // stopped judges a packet that a rule or a policy stopped.
-func (j *judging) stopped(s *Step) {
+func (j *judging) stopped(s *MatchedRule) {
 	j.Step, j.Outcome = s, OutcomeDropped
 	did, want := "dropped", desired.VerdictDrop
 	if s.Verdict == verdictReject {
@@ -238,7 +238,7 @@ func (j *judging) translator() string {
 }
 
 // translates reports whether the text of a rule is about the destination.
-func (s *Step) translates() bool {
+func (s *MatchedRule) translates() bool {
 	return strings.Contains(s.Rule, "dnat") || strings.Contains(s.Rule, "DNAT")
 }
 

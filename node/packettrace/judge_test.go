@@ -38,97 +38,97 @@ func explained(v desired.Verdict, masquerade bool, excluded changetracker.Exclus
 func TestJudge(t *testing.T) {
 	t.Parallel()
 	arrives := hop("prerouting", client, vip)
-	ours := Step{Family: "ip", Table: "serviceplane", Chain: "reject", Handle: 3, Rule: "reject", Verdict: "reject"}
-	foreign := Step{Family: "inet", Table: "firewall", Chain: "forward", Handle: 7, Rule: "ip saddr 10.0.0.0/8 drop", Verdict: "drop"}
+	ours := MatchedRule{Family: "ip", Table: "serviceplane", Chain: "reject", Handle: 3, Rule: "reject", Verdict: "reject"}
+	foreign := MatchedRule{Family: "inet", Table: "firewall", Chain: "forward", Handle: 7, Rule: "ip saddr 10.0.0.0/8 drop", Verdict: "drop"}
 	for name, test := range map[string]struct {
-		packet  Packet
+		packet  TracedPacket
 		legacy  []string
 		explain *desired.Explanation
-		outcome Outcome
+		outcome PacketOutcome
 		agrees  bool
 		text    string // in By or Reasons
 	}{
 		"translated": {
-			Packet{Hops: []Hop{arrives, hop("postrouting$", client, pod)}},
+			TracedPacket{Hops: []Hop{arrives, hop("postrouting$", client, pod)}},
 			nil, explained(desired.VerdictForward, false, ""),
 			OutcomeTranslated, true, "translated to 10.244.1.2:8080, it left the node with its source",
 		},
 		"masqueraded": {
-			Packet{Hops: []Hop{arrives, hop("postrouting$", nodeAddr, pod)}},
+			TracedPacket{Hops: []Hop{arrives, hop("postrouting$", nodeAddr, pod)}},
 			nil, explained(desired.VerdictForward, true, ""),
 			OutcomeTranslated, true, "with source 192.0.2.1",
 		},
 		"masqueraded against the explanation": {
-			Packet{Hops: []Hop{arrives, hop("postrouting$", nodeAddr, pod)}},
+			TracedPacket{Hops: []Hop{arrives, hop("postrouting$", nodeAddr, pod)}},
 			nil, explained(desired.VerdictForward, false, ""),
 			OutcomeTranslated, false, "the explanation says that it is kept",
 		},
 		"not masqueraded against the explanation": {
-			Packet{Hops: []Hop{arrives, hop("postrouting$", client, pod)}},
+			TracedPacket{Hops: []Hop{arrives, hop("postrouting$", client, pod)}},
 			nil, explained(desired.VerdictForward, true, ""),
 			OutcomeTranslated, false, "the explanation says that it is masqueraded",
 		},
 		"to an endpoint that is excluded": {
-			Packet{Hops: []Hop{arrives, hop("postrouting$", client, pod)}},
+			TracedPacket{Hops: []Hop{arrives, hop("postrouting$", client, pod)}},
 			nil, explained(desired.VerdictForward, false, "not ready"),
 			OutcomeTranslated, false, "not among the endpoints that the packet may go to",
 		},
 		"translated though dropped": {
-			Packet{Hops: []Hop{arrives, hop("input$", client, pod)}},
+			TracedPacket{Hops: []Hop{arrives, hop("input$", client, pod)}},
 			nil, explained(desired.VerdictDrop, false, ""),
 			OutcomeTranslated, false, "the explanation says drop, but the packet was translated",
 		},
 		"passed": {
-			Packet{Hops: []Hop{arrives, hop("input$", client, vip)}},
+			TracedPacket{Hops: []Hop{arrives, hop("input$", client, vip)}},
 			nil, explained(desired.VerdictPass, false, ""),
 			OutcomePassed, true, "it was delivered on the node",
 		},
 		"passed against the explanation": {
-			Packet{Hops: []Hop{arrives, hop("postrouting$", client, vip)}},
+			TracedPacket{Hops: []Hop{arrives, hop("postrouting$", client, vip)}},
 			nil, explained(desired.VerdictForward, false, ""),
 			OutcomePassed, false, "the proxy's rules are gone or incomplete",
 		},
 		"rejected": {
-			Packet{Hops: []Hop{arrives}, Steps: []Step{ours}},
+			TracedPacket{Hops: []Hop{arrives}, Steps: []MatchedRule{ours}},
 			nil, explained(desired.VerdictReject, false, ""),
 			OutcomeRejected, true, "rejected by rule 'reject' (handle 3) of chain reject in table ip serviceplane: a rule of this proxy",
 		},
 		"rejected against the explanation": {
-			Packet{Hops: []Hop{arrives}, Steps: []Step{ours}},
+			TracedPacket{Hops: []Hop{arrives}, Steps: []MatchedRule{ours}},
 			nil, explained(desired.VerdictDrop, false, ""),
 			OutcomeRejected, false, "are not those that it wants",
 		},
 		"dropped by another program": {
-			Packet{Hops: []Hop{arrives}, Steps: []Step{foreign}},
+			TracedPacket{Hops: []Hop{arrives}, Steps: []MatchedRule{foreign}},
 			nil, explained(desired.VerdictDrop, false, ""),
 			OutcomeDropped, false, "dropped by rule 'ip saddr 10.0.0.0/8 drop' (handle 7) of chain forward in table inet firewall: not a rule of this proxy",
 		},
 		"lost in a hook": {
-			Packet{Hops: []Hop{arrives, hop("forward", client, pod)}, Lost: true},
+			TracedPacket{Hops: []Hop{arrives, hop("forward", client, pod)}, Lost: true},
 			[]string{"filter", "nat"},
 			explained(desired.VerdictForward, false, ""),
 			OutcomeLost, false, "iptables-legacy has the tables filter, nat here",
 		},
 		"lost as explained, maybe by the proxy": {
-			Packet{Hops: []Hop{arrives}, Lost: true},
+			TracedPacket{Hops: []Hop{arrives}, Lost: true},
 			[]string{"filter"},
 			explained(desired.VerdictReject, false, ""),
 			OutcomeLost, true, "the proxy's own rules of iptables-legacy do that unseen, and so do others",
 		},
 		"lost in a hook without iptables-legacy": {
-			Packet{Hops: []Hop{arrives, hop("forward", client, pod)}, Lost: true},
+			TracedPacket{Hops: []Hop{arrives, hop("forward", client, pod)}, Lost: true},
 			nil, explained(desired.VerdictPass, false, ""),
 			OutcomeLost, false, "iptables-legacy has no tables here: look for BPF programs",
 		},
 		"lost between hooks": {
-			Packet{Hops: []Hop{arrives, hop("prerouting$", client, vip)}, Lost: true},
+			TracedPacket{Hops: []Hop{arrives, hop("prerouting$", client, vip)}, Lost: true},
 			nil, explained(desired.VerdictPass, false, ""),
 			OutcomeLost, true, "lost after hook prerouting",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			j := Judge(&Result{Packets: []Packet{test.packet}, LegacyTables: test.legacy}, test.explain, proxier.DefaultNames())
+			j := Compare(&TraceResult{Packets: []TracedPacket{test.packet}, LegacyTables: test.legacy}, test.explain, proxier.DefaultNames())
 			if j.Outcome != test.outcome || j.Agrees != test.agrees || !strings.Contains(strings.Join(append(j.Reasons, j.By), "\n"), test.text) {
 				t.Errorf("%+v\nwant %v, agrees %v, %q", j, test.outcome, test.agrees, test.text)
 			}
@@ -142,9 +142,9 @@ func TestJudge(t *testing.T) {
 // TestWhatAnEndpointAnswersIsAHint, and does not change whether the packet went as explained.
 func TestWhatAnEndpointAnswersIsAHint(t *testing.T) {
 	t.Parallel()
-	packets := []Packet{{Hops: []Hop{hop("prerouting", client, vip), hop("postrouting$", client, pod)}}}
+	packets := []TracedPacket{{Hops: []Hop{hop("prerouting", client, vip), hop("postrouting$", client, pod)}}}
 	for sent, want := range map[string]string{sentAnswered: "", sentUnanswered: "no answer came", sentRefused: "the connection was refused"} {
-		j := Judge(&Result{Packets: packets, Sent: sent}, explained(desired.VerdictForward, false, ""), proxier.DefaultNames())
+		j := Compare(&TraceResult{Packets: packets, Sent: sent}, explained(desired.VerdictForward, false, ""), proxier.DefaultNames())
 		if got := strings.Join(j.Reasons, ""); !j.Agrees || (got == "") != (want == "") || !strings.HasPrefix(got, want) {
 			t.Errorf("%s: %+v, want it to agree with reason %q", sent, j, want)
 		}
@@ -154,13 +154,13 @@ func TestWhatAnEndpointAnswersIsAHint(t *testing.T) {
 // TestTheFirstPacketThatDisagreesIsShown of several.
 func TestTheFirstPacketThatDisagreesIsShown(t *testing.T) {
 	t.Parallel()
-	good := Packet{Hops: []Hop{hop("prerouting", client, vip), hop("postrouting$", client, pod)}}
-	bad := Packet{Hops: []Hop{hop("prerouting", client, vip), hop("postrouting$", client, vip)}}
+	good := TracedPacket{Hops: []Hop{hop("prerouting", client, vip), hop("postrouting$", client, pod)}}
+	bad := TracedPacket{Hops: []Hop{hop("prerouting", client, vip), hop("postrouting$", client, vip)}}
 	explanation := explained(desired.VerdictForward, false, "")
-	if j := Judge(&Result{Packets: []Packet{good, bad}}, explanation, proxier.DefaultNames()); j.Agrees || j.Outcome != OutcomePassed {
+	if j := Compare(&TraceResult{Packets: []TracedPacket{good, bad}}, explanation, proxier.DefaultNames()); j.Agrees || j.Outcome != OutcomePassed {
 		t.Errorf("%+v, want the second packet", j)
 	}
-	if j := Judge(&Result{Packets: []Packet{good, good}}, explanation, proxier.DefaultNames()); !j.Agrees || j.Outcome != OutcomeTranslated {
+	if j := Compare(&TraceResult{Packets: []TracedPacket{good, good}}, explanation, proxier.DefaultNames()); !j.Agrees || j.Outcome != OutcomeTranslated {
 		t.Errorf("%+v, want it to agree", j)
 	}
 }
@@ -168,26 +168,26 @@ func TestTheFirstPacketThatDisagreesIsShown(t *testing.T) {
 func TestOurs(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
-		step Step
+		step MatchedRule
 		want bool
 	}{
-		{Step{Family: "ip", Table: "serviceplane", Chain: "drop"}, true},
-		{Step{Family: "ip6", Table: "serviceplane", Chain: "drop"}, true},
-		{Step{Family: "ip", Table: "serviceplane.ipvs", Chain: "drop"}, true},
-		{Step{Family: "inet", Table: "serviceplane", Chain: "drop"}, false},
-		{Step{Family: "ip", Table: "serviceplane-edge", Chain: "drop"}, false},
-		{Step{Family: "ip", Table: "nat", Chain: "SPL-SERVICES"}, true},
-		{Step{Family: "ip", Table: "nat", Chain: "PREROUTING", Verdict: "jump SPL-SERVICES"}, true},
-		{Step{Family: "ip", Table: "nat", Chain: "PREROUTING", Verdict: "jump KUBE-SERVICES"}, false},
-		{Step{Family: "ip", Table: "nat", Chain: "SPL_EDGE-SERVICES"}, false},
-		{Step{Family: "ip", Table: "raw", Chain: "SPL-SERVICES"}, false},
+		{MatchedRule{Family: "ip", Table: "serviceplane", Chain: "drop"}, true},
+		{MatchedRule{Family: "ip6", Table: "serviceplane", Chain: "drop"}, true},
+		{MatchedRule{Family: "ip", Table: "serviceplane.ipvs", Chain: "drop"}, true},
+		{MatchedRule{Family: "inet", Table: "serviceplane", Chain: "drop"}, false},
+		{MatchedRule{Family: "ip", Table: "serviceplane-edge", Chain: "drop"}, false},
+		{MatchedRule{Family: "ip", Table: "nat", Chain: "SPL-SERVICES"}, true},
+		{MatchedRule{Family: "ip", Table: "nat", Chain: "PREROUTING", Verdict: "jump SPL-SERVICES"}, true},
+		{MatchedRule{Family: "ip", Table: "nat", Chain: "PREROUTING", Verdict: "jump KUBE-SERVICES"}, false},
+		{MatchedRule{Family: "ip", Table: "nat", Chain: "SPL_EDGE-SERVICES"}, false},
+		{MatchedRule{Family: "ip", Table: "raw", Chain: "SPL-SERVICES"}, false},
 	} {
 		if got := Ours(&test.step, proxier.DefaultNames()); got != test.want {
 			t.Errorf("Ours(%+v) = %v, want %v", test.step, got, test.want)
 		}
 	}
 	for chain, want := range map[string]bool{"KUBE-SERVICES": true, "KUBE-FIREWALL": false, "KUBE-ROUTER-INPUT": false} { // of the kubelet, of kube-router
-		for _, step := range []Step{{Family: "ip", Table: "filter", Chain: chain}, {Family: "ip", Table: "filter", Chain: "INPUT", Verdict: "jump " + chain}} {
+		for _, step := range []MatchedRule{{Family: "ip", Table: "filter", Chain: chain}, {Family: "ip", Table: "filter", Chain: "INPUT", Verdict: "jump " + chain}} {
 			if got := Ours(&step, proxier.KubeProxyNames()); got != want {
 				t.Errorf("Ours(%+v) = %v, want %v", step, got, want)
 			}

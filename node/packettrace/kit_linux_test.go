@@ -90,7 +90,7 @@ func (w *world) toService(protocol desired.Protocol, family v1.IPFamily) desired
 }
 
 // send sends a packet of a host, and traces it.
-func (w *world) send(from *proxiertest.Host, p desired.Packet) packettrace.Result {
+func (w *world) send(from *proxiertest.Host, p desired.Packet) packettrace.TraceResult {
 	w.t.Helper()
 	result, err := packettrace.Trace(w.t.Context(), packettrace.Options{NetNS: w.Node.NetNS(), Packet: p, Send: true, SendFrom: from.NetNS()})
 	netnstest.Check(w.t, err)
@@ -108,7 +108,7 @@ func (w *world) judgeFrom(from *proxiertest.Host, p desired.Packet) packettrace.
 	result := w.send(from, p)
 	explanation, err := w.proxy.Explain(w.t.Context(), p)
 	netnstest.Check(w.t, err)
-	return packettrace.Judge(&result, &explanation, proxier.DefaultNames())
+	return packettrace.Compare(&result, &explanation, proxier.DefaultNames())
 }
 
 // command runs a program on a host.

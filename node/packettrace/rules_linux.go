@@ -71,7 +71,7 @@ type hook struct {
 
 // resolve completes the steps with the hooks of base chains and the texts of rules. What was
 // deleted meanwhile has no text.
-func (s *session) resolve(packets []Packet) {
+func (s *session) resolve(packets []TracedPacket) {
 	bases, texts := map[place]hook{}, map[place]nftext.Rule{}
 	for i := range packets {
 		for j := range packets[i].Steps {

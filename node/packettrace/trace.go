@@ -62,10 +62,10 @@ type Match struct {
 	Opening bool
 }
 
-// Result is what happened to the packets.
-type Result struct {
+// TraceResult is what happened to the packets.
+type TraceResult struct {
 	// Packets are the traced packets in the order of their arrival.
-	Packets []Packet `json:"packets"`
+	Packets []TracedPacket `json:"packets"`
 	// Sent is how it went to send the packet: answered, no answer, connection refused, or an
 	// error. It is empty without Options.Send.
 	Sent string `json:"sent,omitempty"`
@@ -74,10 +74,10 @@ type Result struct {
 	LegacyTables []string `json:"legacyTables,omitempty"`
 }
 
-// Packet is the way of one packet.
-type Packet struct {
+// TracedPacket is the way of one packet.
+type TracedPacket struct {
 	// Steps are the rules that the packet matched and the policies that it met, in order.
-	Steps []Step `json:"steps"`
+	Steps []MatchedRule `json:"steps"`
 	// Hops are the points that it reached.
 	Hops []Hop `json:"hops"`
 	// Lost means that the packet did not come further than the last of Hops, without a rule or
@@ -98,8 +98,8 @@ type Hop struct {
 	Loopback bool `json:"loopback,omitempty"`
 }
 
-// Step is a rule that a packet matched, or the policy of a base chain.
-type Step struct {
+// MatchedRule is a rule that a packet matched, or the policy of a base chain.
+type MatchedRule struct {
 	// Family is ip, ip6 or inet; Table and Chain are names.
 	Family string `json:"family"`
 	Table  string `json:"table"`
@@ -131,7 +131,7 @@ const (
 	verdictStolen = "stolen"
 )
 
-// Values of Result.Sent; others are errors.
+// Values of TraceResult.Sent; others are errors.
 const (
 	sentAnswered   = "answered"
 	sentUnanswered = "no answer"
@@ -139,7 +139,7 @@ const (
 )
 
 // Ends reports whether the packet goes no further.
-func (s *Step) Ends() bool {
+func (s *MatchedRule) Ends() bool {
 	return s.Verdict == verdictDrop || s.Verdict == verdictReject || s.Verdict == verdictStolen
 }
 

@@ -31,18 +31,18 @@ const (
 // Trace follows packets until Options.Limit of them have ended, or until the Timeout or ctx
 // ends, which is no error. Several may run at once, in several programs. An error wraps
 // ErrOptions if the options are invalid, and os.ErrPermission without CAP_NET_ADMIN.
-func Trace(ctx context.Context, o Options) (Result, error) {
+func Trace(ctx context.Context, o Options) (TraceResult, error) {
 	if err := o.Validate(); err != nil {
-		return Result{}, err
+		return TraceResult{}, err
 	}
 	r, err := trace(ctx, o.withDefaults(), flagOwner)
 	if err != nil {
-		return Result{}, fmt.Errorf("trace packets: %w", err)
+		return TraceResult{}, fmt.Errorf("trace packets: %w", err)
 	}
 	return r, nil
 }
 
-func trace(ctx context.Context, o Options, flags uint32) (r Result, err error) {
+func trace(ctx context.Context, o Options, flags uint32) (r TraceResult, err error) {
 	ctx, stop := context.WithTimeout(ctx, o.Timeout)
 	defer stop()
 	if o.Send {

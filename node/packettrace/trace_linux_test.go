@@ -76,7 +76,7 @@ func TestATraceEndsWithItsTimeout(t *testing.T) {
 	w := newWorld(t, nil)
 	options := packettrace.Options{NetNS: w.Node.NetNS(), Packet: w.atServer(8080), Timeout: 50 * time.Millisecond}
 	result, err := packettrace.Trace(t.Context(), options)
-	if j := packettrace.Judge(&result, &desired.Explanation{}, w.Config().Names); err != nil || j.Outcome != packettrace.OutcomeUnseen {
+	if j := packettrace.Compare(&result, &desired.Explanation{}, w.Config().Names); err != nil || j.Outcome != packettrace.OutcomeUnseen {
 		t.Errorf("Trace = %+v, %v: %+v, want no packet", result, err, j)
 	}
 	ctx, stop := context.WithCancel(t.Context())
@@ -117,7 +117,7 @@ func TestAPacketOfTheNodeToItself(t *testing.T) {
 		Packet: desired.Packet{Protocol: desired.TCP, Source: to.Addr(), Destination: to, Origin: desired.FromNode},
 	})
 	netnstest.Check(t, err)
-	j := packettrace.Judge(&result, &desired.Explanation{Verdict: desired.VerdictPass}, w.Config().Names)
+	j := packettrace.Compare(&result, &desired.Explanation{Verdict: desired.VerdictPass}, w.Config().Names)
 	if hops := result.Packets[0].Hops; !j.Agrees || hops[0].Hook != "output" || hops[len(hops)-1].Hook != "input" {
 		t.Errorf("hops %+v, judged %+v, want it delivered", hops, j)
 	}

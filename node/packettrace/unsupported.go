@@ -9,6 +9,6 @@ import (
 )
 
 // Trace returns an error that wraps errors.ErrUnsupported: only Linux has nf_tables.
-func Trace(context.Context, Options) (Result, error) {
-	return Result{}, fmt.Errorf("trace packets: %w: use Linux", errors.ErrUnsupported)
+func Trace(context.Context, Options) (TraceResult, error) {
+	return TraceResult{}, fmt.Errorf("trace packets: %w: use Linux", errors.ErrUnsupported)
 }

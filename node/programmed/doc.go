@@ -9,7 +9,7 @@
 //
 //	http.Handle("/programmed", programmed.Handler(node, proxy)) // on each node
 //
-//	err := programmed.Wait(ctx, programmed.Waiting{Nodes: nodes, Ask: programmed.Client(http.DefaultClient, address)}, programmed.Change{
+//	err := programmed.Wait(ctx, programmed.Waiting{Nodes: nodes, Ask: programmed.OverHTTP(http.DefaultClient, address)}, programmed.ServiceChange{
 //		Service:  service,
 //		Versions: changetracker.Versions{EndpointSlices: slice.ResourceVersion},
 //	})

@@ -35,7 +35,7 @@ func Example() {
 	nodes := func(context.Context) ([]string, error) { return []string{"node-1", "node-2"}, nil }
 	address := func(node string) string { return servers[node].URL + "/programmed" }
 
-	err := programmed.Wait(ctx, programmed.Waiting{Nodes: nodes, Ask: programmed.Client(http.DefaultClient, address)}, programmed.Change{
+	err := programmed.Wait(ctx, programmed.Waiting{Nodes: nodes, Ask: programmed.OverHTTP(http.DefaultClient, address)}, programmed.ServiceChange{
 		Service: service, Versions: changetracker.Versions{EndpointSlices: slice.ResourceVersion},
 	}) // names the nodes that are behind, and why
 	fmt.Println(err)

@@ -19,11 +19,11 @@ const (
 	shortestLook = time.Millisecond
 )
 
-// Handler answers with the Report of a node: about the Service of the query "service=NAMESPACE/NAME",
+// Handler answers with the NodeReport of a node: about the Service of the query "service=NAMESPACE/NAME",
 // and the endpoints of "endpoint=ADDRESS" or "endpoint=ADDRESS:PORT", of which there may be 32. It
 // tells nothing of others: they are only counted. Answers that take long have pauses after them, so that
 // callers take at most a tenth of the time of a processor.
-func Handler(node string, from Source) http.Handler {
+func Handler(node string, from Proxy) http.Handler {
 	turn := make(chan struct{}, 1)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		query := r.URL.Query()
@@ -32,7 +32,7 @@ func Handler(node string, from Source) http.Handler {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		report, ok := answer(r.Context(), turn, func() Report { return NewReport(node, from, time.Now(), asked...) })
+		report, ok := answer(r.Context(), turn, func() NodeReport { return NewReport(node, from, time.Now(), asked...) })
 		if !ok {
 			return // the client has gone
 		}
@@ -45,7 +45,7 @@ func Handler(node string, from Source) http.Handler {
 }
 
 // answer calls do, one after the other, with a pause after what took long. ok is false if ctx ends before.
-func answer(ctx context.Context, turn chan struct{}, do func() Report) (r Report, ok bool) {
+func answer(ctx context.Context, turn chan struct{}, do func() NodeReport) (r NodeReport, ok bool) {
 	select {
 	case turn <- struct{}{}:
 	case <-ctx.Done():
@@ -99,7 +99,7 @@ func formatEndpoint(e netip.AddrPort) string {
 }
 
 // keep drops the failures of all other Services, and what sends to endpoints that were not asked for.
-func (r *Report) keep(service string) {
+func (r *NodeReport) keep(service string) {
 	for name, f := range r.Families {
 		if all := len(f.Failed); service == "" {
 			f.Failed, f.Unlisted = nil, all

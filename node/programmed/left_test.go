@@ -66,7 +66,7 @@ func TestEndpointsThatHaveLeft(t *testing.T) {
 	for name, test := range map[string]struct {
 		sends   []proxier.Sending
 		asked   []netip.AddrPort
-		edit    func(*programmed.Report)
+		edit    func(*programmed.NodeReport)
 		version string
 		left    netip.AddrPort
 		want    string
@@ -82,10 +82,10 @@ func TestEndpointsThatHaveLeft(t *testing.T) {
 		"sockets":                    {sends: lingering, left: pod, want: "it still sends to 10.244.0.1:0: (connected UDP sockets may still send to it)"},
 		"mapped":                     {sends: sendingTo("10.244.0.1:8080"), left: endpointAt("[::ffff:10.244.0.1]:8080"), want: "still sends to 10.244.0.1:8080"},
 		"it is behind":               {left: pod, version: "21", want: "EndpointSlices are those of version 20, want 21"},
-		"it cannot say":              {left: pod, edit: func(r *programmed.Report) { r.Families[v1.IPv4Protocol] = programmed.Family{EndpointSlices: "20"} }, want: "it does not say to which endpoints it sends"},
-		"it has too many to list":    {sends: sendingTo("10.244.0.3:8080", "10.244.0.4:8080"), left: pod, edit: func(r *programmed.Report) { r.Limit(1, 10) }, want: "it sends to 1 endpoints that are not ready and not in the report"},
-		"those asked for come first": {sends: sendingTo("10.243.0.3:8080", "10.244.0.1:8080"), asked: []netip.AddrPort{pod}, left: pod, edit: func(r *programmed.Report) { r.Limit(1, 10) }, want: "still sends to 10.244.0.1:8080"},
-		"others that are asked for":  {sends: sendingTo("10.244.0.3:8080"), asked: []netip.AddrPort{pod, endpointAt("10.244.0.3:8080")}, left: pod, edit: func(r *programmed.Report) { r.Limit(1, 10) }},
+		"it cannot say":              {left: pod, edit: func(r *programmed.NodeReport) { r.Families[v1.IPv4Protocol] = programmed.Family{EndpointSlices: "20"} }, want: "it does not say to which endpoints it sends"},
+		"it has too many to list":    {sends: sendingTo("10.244.0.3:8080", "10.244.0.4:8080"), left: pod, edit: func(r *programmed.NodeReport) { r.Limit(1, 10) }, want: "it sends to 1 endpoints that are not ready and not in the report"},
+		"those asked for come first": {sends: sendingTo("10.243.0.3:8080", "10.244.0.1:8080"), asked: []netip.AddrPort{pod}, left: pod, edit: func(r *programmed.NodeReport) { r.Limit(1, 10) }, want: "still sends to 10.244.0.1:8080"},
+		"others that are asked for":  {sends: sendingTo("10.244.0.3:8080"), asked: []netip.AddrPort{pod, endpointAt("10.244.0.3:8080")}, left: pod, edit: func(r *programmed.NodeReport) { r.Limit(1, 10) }},
 	} {
 		report := programmed.NewReport("n", has20(test.sends...), began, test.asked...)
 		if test.edit != nil {
@@ -95,11 +95,11 @@ func TestEndpointsThatHaveLeft(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var read programmed.Report
+		var read programmed.NodeReport
 		if err := json.Unmarshal(text, &read); err != nil {
 			t.Fatal(err)
 		}
-		err = read.Missing(programmed.Change{Service: web, Versions: changetracker.Versions{EndpointSlices: test.version}, Left: []netip.AddrPort{test.left}})
+		err = read.Missing(programmed.ServiceChange{Service: web, Versions: changetracker.Versions{EndpointSlices: test.version}, Left: []netip.AddrPort{test.left}})
 		if got := fmt.Sprint(err); test.want == "" && err != nil || !strings.Contains(got, test.want) {
 			t.Errorf("%s: missing %q, want %q", name, got, test.want)
 		}
@@ -125,7 +125,7 @@ func TestEndpointsThatHaveJoined(t *testing.T) {
 		"not asked":      {},
 	} {
 		report := programmed.NewReport("n", has20(test.sends...), began, test.asked...)
-		c := programmed.Change{Service: web, Versions: changetracker.Versions{EndpointSlices: "20"}, Joined: []netip.AddrPort{pod}}
+		c := programmed.ServiceChange{Service: web, Versions: changetracker.Versions{EndpointSlices: "20"}, Joined: []netip.AddrPort{pod}}
 		if err := report.Missing(c); test.want == "" && err != nil || !strings.Contains(fmt.Sprint(err), test.want) {
 			t.Errorf("%s: missing %v, want %q", name, err, test.want)
 		}
@@ -141,7 +141,7 @@ func TestAFailureElsewhereHoldsNothingUp(t *testing.T) {
 	f := node.status.Families[v1.IPv4Protocol]
 	f.Failed = []*proxier.ServiceError{{Name: portOf(web), Err: errors.New("no room")}}
 	node.status.Families[v1.IPv4Protocol] = f
-	c := programmed.Change{Service: web, Versions: changetracker.Versions{EndpointSlices: "20"}}
+	c := programmed.ServiceChange{Service: web, Versions: changetracker.Versions{EndpointSlices: "20"}}
 	report := programmed.NewReport("n", node, began)
 	if report.Missing(c) == nil {
 		t.Error("the change of a Service that fails is not missing")
@@ -231,8 +231,8 @@ func TestTheClientAsksForEndpoints(t *testing.T) {
 	node := has20(sendingTo("10.244.0.1:8080")...)
 	server := httptest.NewServer(programmed.Handler("n", node))
 	t.Cleanup(server.Close)
-	c := programmed.Change{Left: []netip.AddrPort{endpointAt("10.244.0.1:0"), endpointAt("[fd00::1]:8080")}}
-	report, err := programmed.Client(server.Client(), func(string) string { return server.URL })(t.Context(), "n", c)
+	c := programmed.ServiceChange{Left: []netip.AddrPort{endpointAt("10.244.0.1:0"), endpointAt("[fd00::1]:8080")}}
+	report, err := programmed.OverHTTP(server.Client(), func(string) string { return server.URL })(t.Context(), "n", c)
 	if err != nil || fmt.Sprint(report.Asked) != "[10.244.0.1:0 [fd00::1]:8080]" || report.Missing(c) == nil {
 		t.Errorf("report %+v, %v; want that both endpoints were asked for, and that the node sends to the first", report, err)
 	}

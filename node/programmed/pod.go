@@ -136,10 +136,10 @@ func addAddrs(to map[netip.AddrPort]bool, e *discovery.Endpoint, ports []discove
 	}
 }
 
-// Changes returns what the nodes must have, so that none sends to the pod any more: one Change for
+// Changes returns what the nodes must have, so that none sends to the pod any more: one ServiceChange for
 // each of its Services. The error says why the pod still gets connections. If no slice has the
-// pod, it may have left just before: then the Change is that of the newest slice, and of the pod's addresses.
-func (d *Departure) Changes() ([]Change, error) {
+// pod, it may have left just before: then the ServiceChange is that of the newest slice, and of the pod's addresses.
+func (d *Departure) Changes() ([]ServiceChange, error) {
 	versions, left, stays := map[string]string{}, map[string]map[netip.AddrPort]bool{}, map[string]bool{}
 	for name, m := range d.had {
 		versions[m.service] = newer(versions[m.service], m.version)
@@ -161,11 +161,11 @@ func (d *Departure) Changes() ([]Change, error) {
 		if d.newest == "" && len(left) == 0 {
 			return nil, nil
 		}
-		return []Change{{Versions: changetracker.Versions{EndpointSlices: d.newest}, Left: left, Listed: d.listed}}, nil
+		return []ServiceChange{{Versions: changetracker.Versions{EndpointSlices: d.newest}, Left: left, Listed: d.listed}}, nil
 	}
-	changes := make([]Change, 0, len(versions))
+	changes := make([]ServiceChange, 0, len(versions))
 	for _, service := range slices.Sorted(maps.Keys(versions)) {
-		changes = append(changes, Change{
+		changes = append(changes, ServiceChange{
 			Service:  types.NamespacedName{Namespace: d.pod.Namespace, Name: service},
 			Versions: changetracker.Versions{EndpointSlices: versions[service]}, Left: bounded(left[service]),
 		})

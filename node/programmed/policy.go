@@ -8,10 +8,10 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// Policy chooses the nodes that must have a Change. The zero Policy is the safe one: all nodes,
+// NodePolicy chooses the nodes that must have a ServiceChange. The zero NodePolicy is the safe one: all nodes,
 // because also a node that is not ready may still send connections. A node that is gone, or that
 // its administrator called shut down by the taint node.kubernetes.io/out-of-service, never counts.
-type Policy struct {
+type NodePolicy struct {
 	// Selector chooses nodes by their labels; nil chooses all. Set it if some nodes run another
 	// proxy, or none: to the nodeSelector of the proxy's DaemonSet. Whether the proxy has a pod on
 	// the node says less: while an update replaces the pod, the node has none, but its rules.
@@ -21,8 +21,8 @@ type Policy struct {
 	NotReadyFor time.Duration
 }
 
-// Counts reports whether a node must have a Change.
-func (p *Policy) Counts(node *v1.Node, now time.Time) bool {
+// Counts reports whether a node must have a ServiceChange.
+func (p *NodePolicy) Counts(node *v1.Node, now time.Time) bool {
 	if p.Selector != nil && !p.Selector.Matches(labels.Set(node.Labels)) {
 		return false
 	}

@@ -18,10 +18,10 @@ func TestPolicy(t *testing.T) {
 			{Type: v1.NodeMemoryPressure}, {Type: v1.NodeReady, Status: status, LastTransitionTime: metav1.NewTime(began.Add(-since))},
 		}}
 	}
-	fiveMinutes := programmed.Policy{NotReadyFor: 5 * time.Minute}
-	linux := programmed.Policy{Selector: labels.SelectorFromSet(labels.Set{"kubernetes.io/os": "linux"})}
+	fiveMinutes := programmed.NodePolicy{NotReadyFor: 5 * time.Minute}
+	linux := programmed.NodePolicy{Selector: labels.SelectorFromSet(labels.Set{"kubernetes.io/os": "linux"})}
 	for name, test := range map[string]struct {
-		policy programmed.Policy
+		policy programmed.NodePolicy
 		node   v1.Node
 		want   bool
 	}{

@@ -18,8 +18,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Report is what a node has programmed, and in JSON the answer of Handler.
-type Report struct {
+// NodeReport is what a node has programmed, and in JSON the answer of Handler.
+type NodeReport struct {
 	Node string `json:"node"`
 	// Time is the node's clock when it answered.
 	Time     time.Time              `json:"time"`
@@ -29,8 +29,8 @@ type Report struct {
 	Asked []netip.AddrPort `json:"asked,omitempty"`
 }
 
-// Source is a proxy that can be asked; a *proxier.Proxier is one.
-type Source interface {
+// Proxy is a proxy that can be asked; a *proxier.Proxier is one.
+type Proxy interface {
 	Status() proxier.Status
 	Sends(endpoints ...netip.AddrPort) []proxier.Sending
 }
@@ -99,10 +99,10 @@ type Failure struct {
 	Error     string      `json:"error"`
 }
 
-// NewReport returns the Report of a node, with all that sends to some endpoints.
-func NewReport(node string, from Source, now time.Time, asked ...netip.AddrPort) Report {
+// NewReport returns the NodeReport of a node, with all that sends to some endpoints.
+func NewReport(node string, from Proxy, now time.Time, asked ...netip.AddrPort) NodeReport {
 	status := from.Status() // first: what it says is in what follows
-	r := Report{Node: node, Time: now, Families: make(map[v1.IPFamily]Family, len(status.Families)), Asked: asked}
+	r := NodeReport{Node: node, Time: now, Families: make(map[v1.IPFamily]Family, len(status.Families)), Asked: asked}
 	sends := map[v1.IPFamily][]Send{}
 	for _, s := range from.Sends(asked...) {
 		family := v1.IPv4Protocol
@@ -171,8 +171,8 @@ func unknown(s *proxier.FamilyStatus) string {
 }
 
 // Limit drops failures and Sends until each family has at most so many of both, and shortens their
-// texts. A Change that a dropped one may be about is missing then.
-func (r *Report) Limit(most, length int) {
+// texts. A ServiceChange that a dropped one may be about is missing then.
+func (r *NodeReport) Limit(most, length int) {
 	for name, f := range r.Families {
 		if n := len(f.Failed); n > most {
 			f.Failed, f.Unlisted = slices.Clip(f.Failed[:most]), f.Unlisted+n-most
@@ -193,7 +193,7 @@ func (r *Report) Limit(most, length int) {
 	}
 }
 
-// mostFrontends bounds those of a Send in a Report with limits.
+// mostFrontends bounds those of a Send in a NodeReport with limits.
 const mostFrontends = 4
 
 // shortened returns the first bytes of a text, without a part of a character.
@@ -207,8 +207,8 @@ func shortened(text string, length int) string {
 	return text[:length]
 }
 
-// Change is a change of a Service or of its EndpointSlices.
-type Change struct {
+// ServiceChange is a change of a Service or of its EndpointSlices.
+type ServiceChange struct {
 	Service types.NamespacedName
 	// Versions are the resourceVersions of the objects that changed; an empty one does not
 	// matter. A deletion has one too: that of the object in the watch event.
@@ -225,7 +225,7 @@ type Change struct {
 }
 
 // Validate returns an error if there is nothing to wait for, or a version that cannot be compared.
-func (c *Change) Validate() error {
+func (c *ServiceChange) Validate() error {
 	if c.Versions == (changetracker.Versions{}) && len(c.Left) == 0 {
 		return errors.New("nothing to wait for: set Change.Versions or Change.Left")
 	}
@@ -245,9 +245,9 @@ func noOrder(versions ...string) error {
 	return nil
 }
 
-// Missing returns nil if a node has programmed a Change in all of its IP families, and an error
+// Missing returns nil if a node has programmed a ServiceChange in all of its IP families, and an error
 // that says what is missing otherwise.
-func (r *Report) Missing(c Change) error {
+func (r *NodeReport) Missing(c ServiceChange) error {
 	if len(r.Families) == 0 {
 		return errors.New("it serves no IP family")
 	}
@@ -286,7 +286,7 @@ func behind(kind, has, want string) string {
 	return ""
 }
 
-func (f *Family) missing(c *Change) string {
+func (f *Family) missing(c *ServiceChange) string {
 	if f.Error != "" {
 		return f.Error
 	}
@@ -311,7 +311,7 @@ func (f *Family) missing(c *Change) string {
 }
 
 // stillSends returns why new connections may go to an endpoint that has left.
-func (f *Family) stillSends(family v1.IPFamily, c *Change, asked []netip.AddrPort) string {
+func (f *Family) stillSends(family v1.IPFamily, c *ServiceChange, asked []netip.AddrPort) string {
 	for _, left := range c.Left {
 		left = unmapped(left)
 		if (family == v1.IPv6Protocol) != left.Addr().Is6() {
@@ -339,7 +339,7 @@ func (f *Family) stillSends(family v1.IPFamily, c *Change, asked []netip.AddrPor
 }
 
 // lacks returns why an endpoint that has joined gets no connections from a node that was asked for it.
-func (f *Family) lacks(family v1.IPFamily, c *Change, asked []netip.AddrPort) string {
+func (f *Family) lacks(family v1.IPFamily, c *ServiceChange, asked []netip.AddrPort) string {
 	for _, joined := range c.Joined {
 		joined = unmapped(joined)
 		if (family == v1.IPv6Protocol) != joined.Addr().Is6() || !slices.Contains(asked, joined) {

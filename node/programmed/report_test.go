@@ -103,13 +103,13 @@ func TestMissing(t *testing.T) {
 				test.edit(&s)
 			}
 			report := programmed.NewReport("n", provider{proxier.Status{Families: map[v1.IPFamily]proxier.FamilyStatus{v1.IPv4Protocol: s}}}, began)
-			err := report.Missing(programmed.Change{Service: web, Versions: test.want})
+			err := report.Missing(programmed.ServiceChange{Service: web, Versions: test.want})
 			if test.err == "" && err != nil || test.err != "" && (err == nil || !strings.Contains(err.Error(), test.err)) {
 				t.Errorf("Missing = %v, want %q", err, test.err)
 			}
 		})
 	}
-	if err := new(programmed.Report).Missing(programmed.Change{Service: web}); err == nil {
+	if err := new(programmed.NodeReport).Missing(programmed.ServiceChange{Service: web}); err == nil {
 		t.Error("a node without families has the change")
 	}
 }
@@ -146,9 +146,9 @@ func TestANodeIsAsked(t *testing.T) {
 	proxiertest.Run(t, p)
 	server := httptest.NewServer(programmed.Handler("node-1", p))
 	t.Cleanup(server.Close)
-	ask := programmed.Client(server.Client(), func(string) string { return server.URL })
+	ask := programmed.OverHTTP(server.Client(), func(string) string { return server.URL })
 	missing := func(version string) string {
-		change := programmed.Change{Service: web, Versions: changetracker.Versions{Services: version}}
+		change := programmed.ServiceChange{Service: web, Versions: changetracker.Versions{Services: version}}
 		report, err := ask(t.Context(), "node-1", change)
 		if err != nil || report.Node != "node-1" {
 			t.Fatalf("report %+v, %v, want one of node-1", report, err)
@@ -188,7 +188,7 @@ func TestANodeIsAsked(t *testing.T) {
 // TestLimitKeepsCharactersWhole: an error is shortened between two characters.
 func TestLimitKeepsCharactersWhole(t *testing.T) {
 	for length, want := range map[int]string{0: "", 1: "a", 2: "a", 3: "aé", 4: "aé", 5: "aé", 6: "aé€", 7: "aé€b", 8: "aé€b"} {
-		r := programmed.Report{Families: map[v1.IPFamily]programmed.Family{v1.IPv4Protocol: {Error: "aé€b", Failed: []programmed.Failure{{Error: "aé€b"}}}}}
+		r := programmed.NodeReport{Families: map[v1.IPFamily]programmed.Family{v1.IPv4Protocol: {Error: "aé€b", Failed: []programmed.Failure{{Error: "aé€b"}}}}}
 		r.Limit(1, length)
 		if f := r.Families[v1.IPv4Protocol]; f.Error != want || f.Failed[0].Error != want {
 			t.Errorf("%d bytes: %q and %q, want %q", length, f.Error, f.Failed[0].Error, want)

@@ -18,23 +18,23 @@ import (
 
 // Waiting says whom Wait asks, and how.
 type Waiting struct {
-	// Nodes returns the names of the nodes that must have a Change. Wait calls it again before
+	// Nodes returns the names of the nodes that must have a ServiceChange. Wait calls it again before
 	// each round, so that it does not wait for a node that is gone. Which nodes count is the
 	// caller's policy: a node that is not ready may still send connections.
 	Nodes func(ctx context.Context) ([]string, error)
-	// Ask returns the Report of a node, with at least what Report.Missing needs for this Change: see
+	// Ask returns the NodeReport of a node, with at least what NodeReport.Missing needs for this ServiceChange: see
 	// Client. Several calls run at once.
-	Ask func(ctx context.Context, node string, c Change) (Report, error)
+	Ask func(ctx context.Context, node string, c ServiceChange) (NodeReport, error)
 	// Interval is the pause between two rounds; 0 means 100ms. AtOnce is how many nodes are asked at once; 0
 	// means 50. Timeout is how long a node may take to answer; 0 means 5s.
 	Interval, Timeout time.Duration
 	AtOnce            int
-	// MayBeNone says that there may be no node that must have a Change. Otherwise Wait waits for the
+	// MayBeNone says that there may be no node that must have a ServiceChange. Otherwise Wait waits for the
 	// first one: no node counts if the caller's policy is wrong, too.
 	MayBeNone bool
 }
 
-// BehindError names the nodes that did not have a Change when Wait ended.
+// BehindError names the nodes that did not have a ServiceChange when Wait ended.
 type BehindError struct {
 	// Nodes are the reasons, by node.
 	Nodes map[string]error
@@ -61,10 +61,10 @@ func (e *BehindError) Error() string {
 // Unwrap returns the Cause.
 func (e *BehindError) Unwrap() error { return e.Cause }
 
-// Wait returns nil when all nodes have programmed a Change. A node that has it is not asked
-// again, but for a last round if Change.Left is set. When ctx ends first, the error is a *BehindError. Other errors are those of a Change
+// Wait returns nil when all nodes have programmed a ServiceChange. A node that has it is not asked
+// again, but for a last round if ServiceChange.Left is set. When ctx ends first, the error is a *BehindError. Other errors are those of a ServiceChange
 // that cannot be waited for.
-func Wait(ctx context.Context, w Waiting, c Change) error {
+func Wait(ctx context.Context, w Waiting, c ServiceChange) error {
 	if err := c.Validate(); err != nil {
 		return err
 	}
@@ -83,7 +83,7 @@ func Wait(ctx context.Context, w Waiting, c Change) error {
 // asking is a Wait.
 type asking struct {
 	w      *Waiting
-	change Change
+	change ServiceChange
 	have   map[string]bool // nodes that have the change
 	behind map[string]error
 }
@@ -128,8 +128,8 @@ func (w *Waiting) counting(ctx context.Context) ([]string, error) {
 	return nodes, err
 }
 
-// round asks nodes, and returns why some do not have the Change.
-func (w *Waiting) round(ctx context.Context, c Change, nodes []string) (behind map[string]error) {
+// round asks nodes, and returns why some do not have the ServiceChange.
+func (w *Waiting) round(ctx context.Context, c ServiceChange, nodes []string) (behind map[string]error) {
 	var (
 		mu     sync.Mutex // guards behind
 		asking sync.WaitGroup
@@ -151,7 +151,7 @@ func (w *Waiting) round(ctx context.Context, c Change, nodes []string) (behind m
 	return behind
 }
 
-func (w *Waiting) ask(ctx context.Context, c Change, node string) error {
+func (w *Waiting) ask(ctx context.Context, c ServiceChange, node string) error {
 	ctx, stop := context.WithTimeout(ctx, w.Timeout)
 	defer stop()
 	report, err := w.Ask(ctx, node, c)
@@ -164,10 +164,10 @@ func (w *Waiting) ask(ctx context.Context, c Change, node string) error {
 // maxAnswer bounds the answer of a node.
 const maxAnswer = 1 << 20
 
-// Client returns a function for Waiting.Ask that asks the Handler of each node. address returns
+// OverHTTP returns a function for Waiting.Ask that asks the Handler of each node. address returns
 // its URL, such as "http://192.0.2.1:10256/programmed".
-func Client(client *http.Client, address func(node string) string) func(context.Context, string, Change) (Report, error) {
-	return func(ctx context.Context, node string, c Change) (r Report, err error) {
+func OverHTTP(client *http.Client, address func(node string) string) func(context.Context, string, ServiceChange) (NodeReport, error) {
+	return func(ctx context.Context, node string, c ServiceChange) (r NodeReport, err error) {
 		query := url.Values{}
 		if c.Service.Name != "" {
 			query.Set("service", c.Service.String())

@@ -37,7 +37,7 @@ func (n *nodes) list(context.Context) (names []string, err error) {
 	return names, nil
 }
 
-func (n *nodes) ask(ctx context.Context, node string, _ programmed.Change) (programmed.Report, error) {
+func (n *nodes) ask(ctx context.Context, node string, _ programmed.ServiceChange) (programmed.NodeReport, error) {
 	n.mu.Lock()
 	n.asked[node]++
 	n.mu.Unlock()
@@ -45,14 +45,14 @@ func (n *nodes) ask(ctx context.Context, node string, _ programmed.Change) (prog
 	switch after := n.after[node]; {
 	case after < 0:
 		<-ctx.Done()
-		return programmed.Report{}, ctx.Err()
+		return programmed.NodeReport{}, ctx.Err()
 	case time.Since(n.start) >= after:
 		version = "20"
 	}
-	return programmed.Report{Node: node, Families: map[v1.IPFamily]programmed.Family{v1.IPv4Protocol: {EndpointSlices: version}}}, nil
+	return programmed.NodeReport{Node: node, Families: map[v1.IPFamily]programmed.Family{v1.IPv4Protocol: {EndpointSlices: version}}}, nil
 }
 
-var change = programmed.Change{Service: web, Versions: changetracker.Versions{EndpointSlices: "20"}}
+var change = programmed.ServiceChange{Service: web, Versions: changetracker.Versions{EndpointSlices: "20"}}
 
 // Wait ends with the last node. It names the nodes that are behind at the deadline, asks no node
 // again that has the change, and does not wait for nodes that are gone.
@@ -110,7 +110,7 @@ func TestWaitAsksFewAtOnce(t *testing.T) {
 		for i := range 5000 {
 			n.after["n"+strconv.Itoa(i)] = 0
 		}
-		ask := func(ctx context.Context, node string, c programmed.Change) (programmed.Report, error) {
+		ask := func(ctx context.Context, node string, c programmed.ServiceChange) (programmed.NodeReport, error) {
 			count(1)
 			defer count(-1)
 			time.Sleep(10 * time.Millisecond)
@@ -140,7 +140,7 @@ func TestWaitWithoutNodes(t *testing.T) {
 // A change without a version, or with one that has no order, is an error at once.
 func TestVersionsWithoutOrder(t *testing.T) {
 	for version, want := range map[string]string{"": "nothing to wait for", "abc": "cannot be compared", "0": "cannot be compared"} {
-		err := programmed.Wait(t.Context(), programmed.Waiting{}, programmed.Change{Service: web, Versions: changetracker.Versions{EndpointSlices: version}})
+		err := programmed.Wait(t.Context(), programmed.Waiting{}, programmed.ServiceChange{Service: web, Versions: changetracker.Versions{EndpointSlices: version}})
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("Wait for version %q = %v, want an error with %q", version, err, want)
 		}
@@ -164,7 +164,7 @@ func TestBadAnswers(t *testing.T) {
 				_, _ = w.Write([]byte(test.body))
 			}))
 			defer server.Close()
-			_, err := programmed.Client(server.Client(), func(string) string { return server.URL })(t.Context(), "n", change)
+			_, err := programmed.OverHTTP(server.Client(), func(string) string { return server.URL })(t.Context(), "n", change)
 			if err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), server.URL) {
 				t.Errorf("Client = %v, want an error with %q and the URL", err, test.want)
 			}

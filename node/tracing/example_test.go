@@ -21,7 +21,7 @@ import (
 func ExampleNew() {
 	var config nftables.Config
 	var exporter sdktrace.SpanExporter // such as otlptracehttp.New returns
-	var measured proxier.Observer // another one, such as metrics.Metrics, or nil
+	var measured proxier.Observer      // another one, such as metrics.Metrics, or nil
 	ctx := context.Background()
 
 	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter))

@@ -16,11 +16,11 @@ func TestVerify(t *testing.T, planes Planes) {
 // must report each change, so that the driver repairs it. An engine without Watch fails.
 func TestWatch(t *testing.T, planes Planes) {
 	t.Helper()
-	testDamage(t, planes, Damage)
+	testDamage(t, planes, DamageKernel)
 }
 
 // testDamage also fails if no change had an effect. While a process runs, a repair may hide the effect.
-func testDamage(t *testing.T, planes Planes, kind Kind) {
+func testDamage(t *testing.T, planes Planes, kind StepKind) {
 	t.Helper()
 	seed, _ := Seeds(t, 1)
 	d := dice{rand.New(rand.NewPCG(seed, 22))}
@@ -28,11 +28,11 @@ func testDamage(t *testing.T, planes Planes, kind Kind) {
 	if hasSockets(plane) {
 		t.Skip("no other program changes the sockets of a process")
 	}
-	steps := append(d.begin(4), Step{Kind: Settle})
+	steps := append(d.begin(4), HistoryStep{Kind: Settle})
 	for range Few(10, 100) {
-		steps = append(steps, Step{Kind: kind, Damage: d.IntN(1000)}, Step{Kind: Settle})
-		if kind == Damage { // after several in a row, repairs wait
-			steps = append(steps, Step{Kind: Restart})
+		steps = append(steps, HistoryStep{Kind: kind, Damage: d.IntN(1000)}, HistoryStep{Kind: Settle})
+		if kind == DamageKernel { // after several in a row, repairs wait
+			steps = append(steps, HistoryStep{Kind: Restart})
 		}
 	}
 	counting := &damageCounter{Plane: plane, t: t}

@@ -22,14 +22,14 @@ func TestEachCall(t *testing.T, planes Planes) {
 	d := dice{rand.New(rand.NewPCG(seed, 21))}
 	t.Logf("to run the same again: %s=%d go test -run '%s'", seedVariable, seed, t.Name())
 	plane, fresh := planes(t, seed)
-	before, change := append(d.begin(6), Step{Kind: Settle}), d.objects(6)
-	for what, steps := range map[string]func(fault Step) []Step{
-		"change": func(fault Step) []Step {
-			return slices.Concat(before, []Step{fault}, change, []Step{{Kind: Sync}, {Kind: Settle}})
+	before, change := append(d.begin(6), HistoryStep{Kind: Settle}), d.objects(6)
+	for what, steps := range map[string]func(fault HistoryStep) []HistoryStep{
+		"change": func(fault HistoryStep) []HistoryStep {
+			return slices.Concat(before, []HistoryStep{fault}, change, []HistoryStep{{Kind: RunSync}, {Kind: Settle}})
 		},
-		"another process": func(fault Step) []Step {
+		"another process": func(fault HistoryStep) []HistoryStep {
 			fault.Next = true
-			return slices.Concat(before, []Step{fault}, change, []Step{{Kind: Restart}, {Kind: Sync}, {Kind: Settle}})
+			return slices.Concat(before, []HistoryStep{fault}, change, []HistoryStep{{Kind: Restart}, {Kind: RunSync}, {Kind: Settle}})
 		},
 	} {
 		n := d.eachCall(t, plane, fresh, steps)
@@ -41,7 +41,7 @@ func TestEachCall(t *testing.T, planes Planes) {
 }
 
 // eachCall returns the number of faults that happened.
-func (d dice) eachCall(t *testing.T, plane, fresh Plane, steps func(fault Step) []Step) (n int) {
+func (d dice) eachCall(t *testing.T, plane, fresh Plane, steps func(fault HistoryStep) []HistoryStep) (n int) {
 	t.Helper()
 	for call := 0; ; call += 1 + d.IntN(Few(5+call/4, 1)) {
 		happened := false
@@ -62,13 +62,13 @@ func (d dice) eachCall(t *testing.T, plane, fresh Plane, steps func(fault Step) 
 }
 
 // faults returns some of all faults of one call, or all with seedsVariable.
-func (d dice) faults() []Step {
-	all := []Step{{Kind: Kill}, {Kind: Kill, Late: true}, {Kind: Hang}}
+func (d dice) faults() []HistoryStep {
+	all := []HistoryStep{{Kind: Kill}, {Kind: Kill, Late: true}, {Kind: Hang}}
 	for _, e := range Errors {
-		all = append(all, Step{Kind: Fail, Error: e}, Step{Kind: Lose, Error: e})
+		all = append(all, HistoryStep{Kind: Fail, Error: e}, HistoryStep{Kind: Lose, Error: e})
 	}
 	for _, late := range []bool{false, true} {
-		all = append(all, Step{Kind: DamageAt, Late: late, Damage: d.IntN(1000)})
+		all = append(all, HistoryStep{Kind: DamageAt, Late: late, Damage: d.IntN(1000)})
 	}
 	d.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	return all[:Few(1, len(all))]

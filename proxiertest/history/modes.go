@@ -9,7 +9,7 @@ import (
 // changeMode ends the process, and starts that of another engine. Its objects and those of the
 // old engine are there together, until the latter are removed: at once if Late, or otherwise
 // at the next Settle.
-func (r *run) changeMode(ctx context.Context, s *Step) error {
+func (r *run) changeMode(ctx context.Context, s *HistoryStep) error {
 	plane, ok := r.plane.(Modes)
 	if !ok {
 		return nil

@@ -37,12 +37,12 @@ type Plane interface {
 	Damage(number int, objects *Objects)
 }
 
-// Sockets is a Plane whose engines serve clients by sockets of the process. A restart has to
+// WithSockets is a Plane whose engines serve clients by sockets of the process. A restart has to
 // open them again, and connection tracking has nothing of such engines.
-type Sockets interface{ HasSockets() }
+type WithSockets interface{ HasSockets() }
 
 func hasSockets(p Plane) bool {
-	_, ok := p.(Sockets)
+	_, ok := p.(WithSockets)
 	return ok
 }
 
@@ -77,8 +77,8 @@ type life struct {
 	calls    *Calls
 	side     *side
 	refusals *refusals
-	noise    *noise               // nil: none
-	told     changetracker.Counts // the calls with objects
+	noise    *noise                    // nil: none
+	told     changetracker.EventCounts // the calls with objects
 	stop     context.CancelFunc
 	ended    chan error
 }
@@ -86,13 +86,13 @@ type life struct {
 // Run runs a history in plane. It compares with what a new Provider programs in fresh, which
 // must be empty, and is again afterwards. The kernel must become right within patience of each
 // Settle. Run leaves plane empty too.
-func Run(ctx context.Context, plane, fresh Plane, steps []Step, patience time.Duration) error {
+func Run(ctx context.Context, plane, fresh Plane, steps []HistoryStep, patience time.Duration) error {
 	_, err := runCounting(ctx, plane, fresh, steps, patience)
 	return err
 }
 
 // runCounting also returns how many of the planned interventions happened.
-func runCounting(ctx context.Context, plane, fresh Plane, steps []Step, patience time.Duration) (fired int, err error) {
+func runCounting(ctx context.Context, plane, fresh Plane, steps []HistoryStep, patience time.Duration) (fired int, err error) {
 	r := &run{
 		plane: plane, fresh: fresh, patience: patience, flows: newFlows(),
 		objects: Objects{Services: map[string]*v1.Service{}, Slices: map[string]*discovery.EndpointSlice{}},
@@ -109,7 +109,7 @@ func runCounting(ctx context.Context, plane, fresh Plane, steps []Step, patience
 	return r.fired, err
 }
 
-func (r *run) step(ctx context.Context, s *Step) error {
+func (r *run) step(ctx context.Context, s *HistoryStep) error {
 	if err := r.reviveOrStart(ctx, s); err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func (r *run) step(ctx context.Context, s *Step) error {
 	case SetService, DeleteService, SetSlice, DeleteSlice, SetNode, Refuse:
 		r.event(s)
 		return r.flows.note(ctx, r)
-	case Sync:
+	case RunSync:
 		r.settled = before
 		return ignore(r.life.Sync(ctx)) // it may fail because of what was planned
 	case Fail, Lose:
@@ -128,7 +128,7 @@ func (r *run) step(ctx context.Context, s *Step) error {
 		r.plan(s, intervention{Call: s.Call, Err: syscall.ETIMEDOUT, Hang: true})
 	case Kill:
 		r.plan(s, intervention{Call: s.Call, Kill: true, Late: s.Late})
-	case Damage:
+	case DamageKernel:
 		r.plane.Damage(s.Damage, &r.objects)
 	case DamageAt:
 		r.damageAt(s)
@@ -138,7 +138,7 @@ func (r *run) step(ctx context.Context, s *Step) error {
 		return r.leaveAndReturn(ctx)
 	case Inspect:
 		return r.inspect(ctx, s.Damage, before)
-	case Mode:
+	case ChangeMode:
 		return r.changeMode(ctx, s)
 	case Busy:
 		r.life.beNoisy()
@@ -149,7 +149,7 @@ func (r *run) step(ctx context.Context, s *Step) error {
 }
 
 // plan plans an intervention in this process or in the next.
-func (r *run) plan(s *Step, i intervention) {
+func (r *run) plan(s *HistoryStep, i intervention) {
 	if s.Next {
 		r.next = append(r.next, i)
 	} else {
@@ -161,7 +161,7 @@ func ignore(error) error { return nil }
 
 // reviveOrStart starts a process if there is none, or the last one was killed. The first one
 // starts after the first events.
-func (r *run) reviveOrStart(ctx context.Context, s *Step) error {
+func (r *run) reviveOrStart(ctx context.Context, s *HistoryStep) error {
 	switch {
 	case r.life != nil && !r.life.calls.Dead():
 		return nil
@@ -179,7 +179,7 @@ func (r *run) replace(ctx context.Context) error {
 	return r.start(ctx)
 }
 
-func (r *run) damageAt(s *Step) {
+func (r *run) damageAt(s *HistoryStep) {
 	objects := Objects{Services: maps.Clone(r.objects.Services), Slices: maps.Clone(r.objects.Slices), Node: r.objects.Node}
 	do := func() { r.plane.Damage(s.Damage, &objects) }
 	i := intervention{Call: s.Call}
@@ -193,7 +193,7 @@ func (r *run) damageAt(s *Step) {
 }
 
 // event changes the objects, or what the engine refuses, and tells the process, if there is one.
-func (r *run) event(s *Step) {
+func (r *run) event(s *HistoryStep) {
 	h := proxier.EventHandler(nobody{})
 	if r.life != nil {
 		h = r.life
@@ -217,7 +217,7 @@ func (r *run) event(s *Step) {
 }
 
 // told adds an event to a count. The deletion of what is not there is none.
-func (r *run) told(s *Step, c changetracker.Counts) changetracker.Counts {
+func (r *run) told(s *HistoryStep, c changetracker.EventCounts) changetracker.EventCounts {
 	switch {
 	case s.Kind == SetService, s.Kind == DeleteService && r.objects.Services[s.Service.Name] != nil:
 		c.Services++

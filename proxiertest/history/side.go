@@ -359,7 +359,7 @@ func (s *side) checkReports(want *side) (err error) {
 
 // checkStatus compares what a process says about itself with what one says that has just
 // started. told counts the events.
-func checkStatus(have, want proxier.Status, told changetracker.Counts) (err error) {
+func checkStatus(have, want proxier.Status, told changetracker.EventCounts) (err error) {
 	for family, w := range want.Families {
 		h := have.Families[family]
 		if !h.Synced || len(h.Failed) > 0 || h.LastError != nil || h.ServicePorts != w.ServicePorts || h.NoLocalInternal != w.NoLocalInternal ||

@@ -13,35 +13,35 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// Kind says what happens in a step.
-type Kind string
+// StepKind says what happens in a step.
+type StepKind string
 
 // The kinds of steps.
 const (
-	SetService    Kind = "set Service"
-	DeleteService Kind = "delete Service"
-	SetSlice      Kind = "set EndpointSlice"
-	DeleteSlice   Kind = "delete EndpointSlice"
-	SetNode       Kind = "set node"
-	Sync          Kind = "sync"
-	Fail          Kind = "fail"    // the call with number Call from now fails
-	Lose          Kind = "lose"    // its answer is lost
-	Hang          Kind = "hang"    // it has no answer until its time is over
-	Kill          Kind = "kill"    // the process dies before it, or after it if Late
-	Damage        Kind = "damage"  // another program changes our objects now
-	DamageAt      Kind = "beside"  // it does so before a call, after it if Late, and at both if Twice
-	Restart       Kind = "restart" // the process ends and starts again
-	Cleanup       Kind = "cleanup" // the process ends, and its objects are removed, before it starts again
-	Inspect       Kind = "inspect" // the process ends, another program changes our objects, and Verify must name that
-	Mode          Kind = "mode"    // the process ends, and that of another engine starts, if the Plane has Modes
-	Refuse        Kind = "refuse"  // the engine cannot program the ports of a Service for Call tries, or at all if Late
-	Busy          Kind = "busy"    // from now on events never pause, until all that may be programmed is
-	Settle        Kind = "settle"  // all faults end; then the kernel must become right
+	SetService    StepKind = "set Service"
+	DeleteService StepKind = "delete Service"
+	SetSlice      StepKind = "set EndpointSlice"
+	DeleteSlice   StepKind = "delete EndpointSlice"
+	SetNode       StepKind = "set node"
+	RunSync       StepKind = "sync"
+	Fail          StepKind = "fail"    // the call with number Call from now fails
+	Lose          StepKind = "lose"    // its answer is lost
+	Hang          StepKind = "hang"    // it has no answer until its time is over
+	Kill          StepKind = "kill"    // the process dies before it, or after it if Late
+	DamageKernel  StepKind = "damage"  // another program changes our objects now
+	DamageAt      StepKind = "beside"  // it does so before a call, after it if Late, and at both if Twice
+	Restart       StepKind = "restart" // the process ends and starts again
+	Cleanup       StepKind = "cleanup" // the process ends, and its objects are removed, before it starts again
+	Inspect       StepKind = "inspect" // the process ends, another program changes our objects, and Verify must name that
+	ChangeMode    StepKind = "mode"    // the process ends, and that of another engine starts, if the Plane has Modes
+	Refuse        StepKind = "refuse"  // the engine cannot program the ports of a Service for Call tries, or at all if Late
+	Busy          StepKind = "busy"    // from now on events never pause, until all that may be programmed is
+	Settle        StepKind = "settle"  // all faults end; then the kernel must become right
 )
 
-// Step is one step of a history. It does not depend on the steps before it.
-type Step struct {
-	Kind    Kind
+// HistoryStep is one step of a history. It does not depend on the steps before it.
+type HistoryStep struct {
+	Kind    StepKind
 	Service *v1.Service              // of SetService, DeleteService and Refuse
 	Slice   *discovery.EndpointSlice // of SetSlice and DeleteSlice
 	Node    changetracker.Node
@@ -54,7 +54,7 @@ type Step struct {
 }
 
 // String prints a step in one line.
-func (s Step) String() string {
+func (s HistoryStep) String() string {
 	switch s.Kind {
 	case SetService, DeleteService:
 		return fmt.Sprintf("%s %s: %s %v affinity %s, policies %s %s, ports %v, external %v, load balancer %v %v", s.Kind, s.Service.Name,
@@ -71,7 +71,7 @@ func (s Step) String() string {
 		return fmt.Sprintf("%s %s %d times, terminal %t: %v", s.Kind, s.Service.Name, s.Call, s.Late, s.Error)
 	case Kill:
 		return fmt.Sprintf("%s at call %d, late %t", s.Kind, s.Call, s.Late)
-	case Damage, Inspect, Mode:
+	case DamageKernel, Inspect, ChangeMode:
 		return fmt.Sprintf("%s %d", s.Kind, s.Damage)
 	case DamageAt:
 		return fmt.Sprintf("%s call %d: damage %d, late %t, twice %t", s.Kind, s.Call, s.Damage, s.Late, s.Twice)
@@ -96,7 +96,7 @@ func endpointsText(s *discovery.EndpointSlice) string {
 }
 
 // text prints the steps of a history.
-func text(steps []Step) string {
+func text(steps []HistoryStep) string {
 	var lines strings.Builder
 	for i := range steps {
 		fmt.Fprintf(&lines, "%3d %v\n", i, &steps[i])
@@ -113,39 +113,39 @@ type writer struct {
 	dice
 
 	damages int // since the last restart
-	last    *Step
+	last    *HistoryStep
 }
 
 // begin returns the first steps of a history: the node, and n times a Service and a slice.
-func (d dice) begin(n int) []Step {
-	return append([]Step{{Kind: SetNode, Node: changetracker.Node{Name: "here", Zone: "x"}}}, d.objects(n)...)
+func (d dice) begin(n int) []HistoryStep {
+	return append([]HistoryStep{{Kind: SetNode, Node: changetracker.Node{Name: "here", Zone: "x"}}}, d.objects(n)...)
 }
 
-func (d dice) objects(n int) (steps []Step) {
+func (d dice) objects(n int) (steps []HistoryStep) {
 	for range n {
-		steps = append(steps, Step{Kind: SetService, Service: d.service()}, Step{Kind: SetSlice, Slice: d.slice()})
+		steps = append(steps, HistoryStep{Kind: SetService, Service: d.service()}, HistoryStep{Kind: SetSlice, Slice: d.slice()})
 	}
 	return steps
 }
 
 // New returns the history of a seed. It ends with Settle.
-func New(seed uint64, length int) []Step {
+func New(seed uint64, length int) []HistoryStep {
 	w := writer{dice: dice{rand.New(rand.NewPCG(seed, 20))}}
 	steps := w.begin(3)
 	for range length {
 		if w.IntN(7) == 0 {
-			steps = append(steps, Step{Kind: Settle, Late: w.IntN(2) == 0})
+			steps = append(steps, HistoryStep{Kind: Settle, Late: w.IntN(2) == 0})
 			if w.IntN(3) == 0 {
-				steps = append(steps, Step{Kind: Inspect, Damage: w.IntN(1000)})
+				steps = append(steps, HistoryStep{Kind: Inspect, Damage: w.IntN(1000)})
 			}
 			continue
 		}
 		steps = append(steps, w.step())
 	}
-	return append(steps, Step{Kind: Settle})
+	return append(steps, HistoryStep{Kind: Settle})
 }
 
-func (w *writer) step() Step {
+func (w *writer) step() HistoryStep {
 	if n := w.IntN(20); n < 13 {
 		s := w.event(n)
 		w.last = &s
@@ -154,27 +154,27 @@ func (w *writer) step() Step {
 	return w.accident()
 }
 
-func (w *writer) event(n int) Step {
+func (w *writer) event(n int) HistoryStep {
 	switch n {
 	case 0:
-		return Step{Kind: DeleteService, Service: w.service()}
+		return HistoryStep{Kind: DeleteService, Service: w.service()}
 	case 1:
-		return Step{Kind: DeleteSlice, Slice: w.slice()}
+		return HistoryStep{Kind: DeleteSlice, Slice: w.slice()}
 	case 2:
-		return Step{Kind: SetNode, Node: w.node()}
+		return HistoryStep{Kind: SetNode, Node: w.node()}
 	case 3:
 		if w.last != nil { // the same event again, or the same endpoints in another order
 			return w.again(*w.last)
 		}
 		fallthrough
 	case 4, 5, 6, 7:
-		return Step{Kind: SetService, Service: w.service()}
+		return HistoryStep{Kind: SetService, Service: w.service()}
 	default:
-		return Step{Kind: SetSlice, Slice: w.slice()}
+		return HistoryStep{Kind: SetSlice, Slice: w.slice()}
 	}
 }
 
-func (w *writer) again(s Step) Step {
+func (w *writer) again(s HistoryStep) HistoryStep {
 	if s.Kind == SetSlice {
 		s.Slice = s.Slice.DeepCopy()
 		w.Shuffle(len(s.Slice.Endpoints), func(i, j int) {
@@ -189,19 +189,19 @@ var Errors = []syscall.Errno{ // read-only
 	syscall.ENOBUFS, syscall.EINTR, syscall.EBUSY, syscall.EPERM, syscall.ENOSPC, syscall.ENOMEM, syscall.ETIMEDOUT, syscall.EAGAIN,
 }
 
-func (w *writer) accident() Step {
-	s := Step{Call: w.IntN(12), Late: w.IntN(2) == 0}
-	switch kind := oneOf(w.dice, Sync, Sync, Fail, Fail, Lose, Hang, Kill, Kill, Damage, DamageAt, DamageAt, Restart, Cleanup, Mode, Refuse, Refuse, Refuse, Busy); {
-	case slices.Contains([]Kind{Damage, DamageAt}, kind) && w.damages == damagesPerLife:
-		s.Kind = Sync
-	case kind == Damage || kind == DamageAt:
+func (w *writer) accident() HistoryStep {
+	s := HistoryStep{Call: w.IntN(12), Late: w.IntN(2) == 0}
+	switch kind := oneOf(w.dice, RunSync, RunSync, Fail, Fail, Lose, Hang, Kill, Kill, DamageKernel, DamageAt, DamageAt, Restart, Cleanup, ChangeMode, Refuse, Refuse, Refuse, Busy); {
+	case slices.Contains([]StepKind{DamageKernel, DamageAt}, kind) && w.damages == damagesPerLife:
+		s.Kind = RunSync
+	case kind == DamageKernel || kind == DamageAt:
 		s.Kind, s.Damage, s.Twice = kind, w.IntN(1000), w.IntN(3) == 0
 		w.damages++
 	case kind == Refuse:
 		s.Kind, s.Service, s.Call, s.Error = kind, w.service(), oneOf(w.dice, 1, 2, 5, 1000), oneOf(w.dice, Errors...)
 	default:
 		s.Kind, s.Error, s.Damage = kind, oneOf(w.dice, Errors...), w.IntN(1000)
-		if slices.Contains([]Kind{Restart, Cleanup, Inspect, Mode}, kind) {
+		if slices.Contains([]StepKind{Restart, Cleanup, Inspect, ChangeMode}, kind) {
 			w.damages = 0
 		}
 	}

@@ -44,12 +44,12 @@ type Want struct {
 	Protocol string `json:"protocol"`
 	Family   string `json:"family"`
 	// Internal is for connections to the ClusterIP, External for those that come from outside to the node port.
-	Internal Choice `json:"internal"`
-	External Choice `json:"external"`
+	Internal Chosen `json:"internal"`
+	External Chosen `json:"external"`
 }
 
-// Choice is the set of endpoints that new connections get.
-type Choice struct {
+// Chosen is the set of endpoints that new connections get.
+type Chosen struct {
 	// Action is forward, or without Endpoints reject, or drop if only other nodes have some.
 	Action string `json:"action"`
 	// Endpoints are addresses with ports, sorted as text.

@@ -58,7 +58,7 @@ func choiceOf(t *testing.T, s *v1.Service, endpointSlices []*discovery.EndpointS
 			for name := range step.After.All() {
 				is, _ := resolver.Resolve(step.After, name)
 				want := vectors.Want{Node: n.Name, Port: name.Port, Protocol: string(name.Protocol), Family: string(family)}
-				to := map[desired.Kind]*vectors.Choice{desired.ClusterIP: &want.Internal, desired.NodePort: &want.External}
+				to := map[desired.Kind]*vectors.Chosen{desired.ClusterIP: &want.Internal, desired.NodePort: &want.External}
 				for i := range is.Frontends {
 					*to[is.Frontends[i].Kind] = choice(is, &is.Frontends[i], step.After, node)
 				}
@@ -74,12 +74,12 @@ func choiceOf(t *testing.T, s *v1.Service, endpointSlices []*discovery.EndpointS
 	return all
 }
 
-func choice(s *desired.Service, f *desired.Frontend, state *changetracker.State, node changetracker.Node) vectors.Choice {
+func choice(s *desired.Service, f *desired.Frontend, state *changetracker.State, node changetracker.Node) vectors.Chosen {
 	reasons := map[changetracker.Exclusion]string{
 		changetracker.ExcludedNotReady: "not-ready", changetracker.ExcludedNotServing: "not-serving", changetracker.ExcludedDraining: "draining",
 		changetracker.ExcludedElsewhere: "elsewhere", changetracker.ExcludedByNodeHint: "node-hint", changetracker.ExcludedByZoneHint: "zone-hint",
 	}
-	c := vectors.Choice{Action: strings.ToLower(f.Action.String())}
+	c := vectors.Chosen{Action: strings.ToLower(f.Action.String())}
 	for endpoint := range s.Endpoints(f.Scope).All() {
 		c.Endpoints = append(c.Endpoints, endpoint.String())
 	}
@@ -215,7 +215,7 @@ func TestWrongChoicesAreFound(t *testing.T) {
 	reject := found(t, set, func(s *v1.Service, all []*discovery.EndpointSlice, n vectors.Node) []vectors.Want {
 		got := choiceOf(t, s, all, n)
 		for i := range got {
-			for _, c := range []*vectors.Choice{&got[i].Internal, &got[i].External} {
+			for _, c := range []*vectors.Chosen{&got[i].Internal, &got[i].External} {
 				c.Action = strings.Replace(c.Action, "drop", "reject", 1)
 			}
 		}

@@ -230,7 +230,7 @@ func (e *Engine) Counts(ctx context.Context) (connection.Counts, error) {
 }
 
 // Traffic returns the counters of every service port with a node port.
-func (e *Engine) Traffic() map[changetracker.ServicePortName]userspace.Traffic {
+func (e *Engine) Traffic() map[changetracker.ServicePortName]userspace.PortCounts {
 	return e.sockets.Traffic()
 }
 

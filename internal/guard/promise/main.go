@@ -65,7 +65,7 @@ var (
 )
 
 // publicNames returns the public aliases of internal types. apidiff compares internal
-// types under their internal names: internal/netns.Flow is proxiertest.Flow.
+// types under their internal names: internal/netns.Flow is proxiertest.Conn.
 func publicNames(root string) (map[string]string, error) {
 	files, err := filepath.Glob(filepath.Join(root, "*", "*.go"))
 	alias, names := regexp.MustCompile(`(?m)^type ([A-Z]\w*) = (\w+\.[A-Z]\w*)$`), map[string]string{}

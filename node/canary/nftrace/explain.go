@@ -19,8 +19,8 @@ const maxPackets = 100
 // While the function runs there is a table of package packettrace, for the packets of this
 // connection only. Without the privilege CAP_NET_ADMIN, and on other systems than Linux, the
 // function knows nothing.
-func Explain(netNS string) func(ctx context.Context, probe canary.Probe, connect func(context.Context) error) string {
-	return func(ctx context.Context, probe canary.Probe, connect func(context.Context) error) string {
+func Explain(netNS string) func(ctx context.Context, probe canary.TestConnection, connect func(context.Context) error) string {
+	return func(ctx context.Context, probe canary.TestConnection, connect func(context.Context) error) string {
 		connected := false
 		options := packettrace.Options{
 			NetNS: netNS, Limit: maxPackets, Timeout: packettrace.MaxTimeout,
@@ -43,7 +43,7 @@ func Explain(netNS string) func(ctx context.Context, probe canary.Probe, connect
 }
 
 // text says where the first packet ended that a rule or a policy stopped.
-func text(packets []packettrace.Packet, vip netip.AddrPort) string {
+func text(packets []packettrace.TracedPacket, vip netip.AddrPort) string {
 	untranslated := ""
 	for i := range packets {
 		p := &packets[i]
@@ -57,7 +57,7 @@ func text(packets []packettrace.Packet, vip netip.AddrPort) string {
 	return untranslated
 }
 
-func stopped(s *packettrace.Step) string {
+func stopped(s *packettrace.MatchedRule) string {
 	where := fmt.Sprintf("chain %s in table %s %s", s.Chain, s.Family, s.Table)
 	if s.Policy {
 		return fmt.Sprintf("stopped by the policy drop of %s: accept the packets there", where)

@@ -168,7 +168,7 @@ func (a *app) diff() *cobra.Command {
 			return err
 		}
 		for _, address := range with {
-			nodes = append(nodes, Node{Name: address, Address: address})
+			nodes = append(nodes, NodeProxy{Name: address, Address: address})
 		}
 		if len(nodes)+len(files) < 2 {
 			return errors.New("nothing to compare with: want a file of command state, or --with ADDRESS")

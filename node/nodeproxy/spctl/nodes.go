@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Node is the proxy of one node, of those that Options.Nodes lists.
-type Node struct {
+// NodeProxy is the proxy of one node, of those that Options.Nodes lists.
+type NodeProxy struct {
 	// Name is the node's name, for --node and for what is printed.
 	Name string
 	// Address is the URL of its debughttp.Handler, as for --address.
@@ -28,17 +28,17 @@ type Node struct {
 
 // sides returns the proxies that a command compares: that of --address, or those of the nodes
 // that --node names, or of all.
-func (a *app) sides(ctx context.Context) ([]Node, error) {
+func (a *app) sides(ctx context.Context) ([]NodeProxy, error) {
 	if a.options.Nodes == nil {
-		return []Node{{Name: a.address, Address: a.address}}, nil
+		return []NodeProxy{{Name: a.address, Address: a.address}}, nil
 	}
 	all, err := a.options.Nodes(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list nodes: %w", err)
 	}
-	chosen := slices.SortedStableFunc(slices.Values(all), func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
+	chosen := slices.SortedStableFunc(slices.Values(all), func(a, b NodeProxy) int { return strings.Compare(a.Name, b.Name) })
 	if len(a.nodes) > 0 {
-		chosen = slices.DeleteFunc(chosen, func(n Node) bool { return !slices.Contains(a.nodes, n.Name) })
+		chosen = slices.DeleteFunc(chosen, func(n NodeProxy) bool { return !slices.Contains(a.nodes, n.Name) })
 	}
 	if len(chosen) < max(1, len(a.nodes)) {
 		return nil, fmt.Errorf("of the nodes %q, these have a proxy: %s", a.nodes, list(names(chosen)))
@@ -46,7 +46,7 @@ func (a *app) sides(ctx context.Context) ([]Node, error) {
 	return chosen, nil
 }
 
-func names(nodes []Node) (names []string) {
+func names(nodes []NodeProxy) (names []string) {
 	for _, n := range nodes {
 		names = append(names, n.Name)
 	}
@@ -65,7 +65,7 @@ func (a *app) one(ctx context.Context) (*proxy, error) {
 	return a.connectTo(&sides[0])
 }
 
-func (a *app) connectTo(n *Node) (*proxy, error) {
+func (a *app) connectTo(n *NodeProxy) (*proxy, error) {
 	if n.Err != nil {
 		return nil, fmt.Errorf("ask %s: %w", n.Name, n.Err)
 	}
@@ -89,7 +89,7 @@ type response struct {
 }
 
 // ask sends a GET to all proxies. A failure is in the response.
-func (a *app) ask(ctx context.Context, sides []Node, path string, query url.Values) []response {
+func (a *app) ask(ctx context.Context, sides []NodeProxy, path string, query url.Values) []response {
 	const atOnce = 16
 	all := make([]response, len(sides))
 	var running errgroup.Group

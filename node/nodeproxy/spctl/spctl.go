@@ -51,9 +51,9 @@ type Options struct {
 	// --address: services, status, verify and diff show all nodes side by side, unless it names some;
 	// the other subcommands ask the one that it names. There is no trace, which changes a node. It is called once for each command, and
 	// now and then by wait.
-	Nodes func(ctx context.Context) ([]Node, error)
+	Nodes func(ctx context.Context) ([]NodeProxy, error)
 	// Awaited returns the names of the nodes that wait waits for, such as those that count by
-	// programmed.Policy, unless --node names some. One that Nodes does not have cannot be asked,
+	// programmed.NodePolicy, unless --node names some. One that Nodes does not have cannot be asked,
 	// so the wait fails and names it. Nil means the nodes of Nodes: then a node whose proxy is just
 	// being replaced is not waited for, although it still has its rules.
 	Awaited func(ctx context.Context) ([]string, error)

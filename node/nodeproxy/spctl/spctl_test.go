@@ -156,9 +156,9 @@ func otherProxy(p *proxier.Proxier) {
 func TestNodes(t *testing.T) {
 	t.Parallel()
 	same, other := serve(t, debughttp.Handler(newProxy(t), debughttp.Version("v1"))), serve(t, debughttp.Handler(newProxy(t, otherProxy), debughttp.Version("v2")))
-	nodes := []spctl.Node{{Name: "node-1", Address: same}, {Name: "node-2", Address: same}, {Name: "node-3", Address: other}}
-	options := spctl.Options{Nodes: func(context.Context) ([]spctl.Node, error) {
-		return append(nodes, spctl.Node{Name: "node-4", Err: errors.New("the pod is not ready")}), nil
+	nodes := []spctl.NodeProxy{{Name: "node-1", Address: same}, {Name: "node-2", Address: same}, {Name: "node-3", Address: other}}
+	options := spctl.Options{Nodes: func(context.Context) ([]spctl.NodeProxy, error) {
+		return append(nodes, spctl.NodeProxy{Name: "node-4", Err: errors.New("the pod is not ready")}), nil
 	}}
 	golden(t, "nodes.txt", transcript(t, options,
 		"services", "services web --node node-1,node-2", "status", "diff", "diff --node node-1,node-2", "diff -o yaml --node node-1,node-3",

@@ -95,8 +95,8 @@ func TestStatusOfNodes(t *testing.T) {
 	address := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write([]byte(`{"node": {}, "families": [{"family": "IPv4"}, {"family": "IPv6"}], "conditions": [{"type": "Node"}, {"type": "Contested", "family": "IPv6"}]}`))
 	}))
-	options := spctl.Options{Nodes: func(context.Context) ([]spctl.Node, error) {
-		return []spctl.Node{{Name: "node-2", Address: address}, {Name: "node-1", Address: address}}, nil
+	options := spctl.Options{Nodes: func(context.Context) ([]spctl.NodeProxy, error) {
+		return []spctl.NodeProxy{{Name: "node-2", Address: address}, {Name: "node-1", Address: address}}, nil
 	}}
 	out, err := runWith(t, options, "status")
 	var got []string

@@ -86,7 +86,7 @@ func (a *app) versions(ctx context.Context, service url.Values) (services, endpo
 var errNoProxy = errors.New("no proxy runs there now, but its kernel may still send connections: if it never has one, wait for other nodes only")
 
 // awaited returns the proxies that must have a change. Those of nodes without one have an error.
-func (a *app) awaited(ctx context.Context) ([]Node, error) {
+func (a *app) awaited(ctx context.Context) ([]NodeProxy, error) {
 	sides, err := a.sides(ctx)
 	if err != nil || a.options.Awaited == nil || len(a.nodes) > 0 {
 		return sides, err
@@ -95,9 +95,9 @@ func (a *app) awaited(ctx context.Context) ([]Node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list nodes that count: %w", err)
 	}
-	all := make([]Node, 0, len(names))
+	all := make([]NodeProxy, 0, len(names))
 	for _, name := range names {
-		chosen := Node{Name: name, Err: errNoProxy}
+		chosen := NodeProxy{Name: name, Err: errNoProxy}
 		for i := range sides {
 			if sides[i].Name == name && chosen.Err != nil { // an update may have two on one node
 				chosen = sides[i]
@@ -118,7 +118,7 @@ func (a *app) untilAllHave(ctx context.Context, query url.Values, limit time.Dur
 	if limit <= 0 {
 		asking = ctx
 	}
-	var sides []Node
+	var sides []NodeProxy
 	var listed time.Time
 	responses := map[string]response{}
 	for behind := true; behind; {
@@ -148,8 +148,8 @@ func (a *app) untilAllHave(ctx context.Context, query url.Values, limit time.Dur
 
 // askBehind asks the proxies that have not programmed the change, and reports whether there still
 // are some.
-func (a *app) askBehind(ctx context.Context, sides []Node, responses map[string]response, query url.Values) (behind bool) {
-	ask := slices.DeleteFunc(slices.Clone(sides), func(n Node) bool {
+func (a *app) askBehind(ctx context.Context, sides []NodeProxy, responses map[string]response, query url.Values) (behind bool) {
+	ask := slices.DeleteFunc(slices.Clone(sides), func(n NodeProxy) bool {
 		answer := responses[n.Name]
 		return hasChange(&answer)
 	})

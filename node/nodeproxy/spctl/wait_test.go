@@ -37,9 +37,9 @@ func TestWait(t *testing.T) {
 		handler.ServeHTTP(w, r)
 		first()
 	}))
-	nodes := []spctl.Node{{Name: "node-1", Address: serve(t, debughttp.Handler(fast))}, {Name: "node-2", Address: late}}
+	nodes := []spctl.NodeProxy{{Name: "node-1", Address: serve(t, debughttp.Handler(fast))}, {Name: "node-2", Address: late}}
 	options := spctl.Options{
-		Nodes: func(context.Context) ([]spctl.Node, error) { return nodes, nil },
+		Nodes: func(context.Context) ([]spctl.NodeProxy, error) { return nodes, nil },
 		Versions: func(_ context.Context, namespace, name string) (services, endpointSlices string, err error) {
 			if namespace+"/"+name != "shop/web" {
 				return "", "", errors.New("no such Service")
@@ -95,9 +95,9 @@ func TestWaitCountsNodesWithoutAProxy(t *testing.T) {
 	hasHeard(t, p, "20")
 	address := serve(t, debughttp.Handler(p))
 	var mu sync.Mutex
-	nodes := []spctl.Node{{Name: "node-1", Address: address}, {Name: "gone", Err: errors.New("the pod is Failed")}}
+	nodes := []spctl.NodeProxy{{Name: "node-1", Address: address}, {Name: "gone", Err: errors.New("the pod is Failed")}}
 	options := spctl.Options{
-		Nodes:   func(context.Context) ([]spctl.Node, error) { mu.Lock(); defer mu.Unlock(); return nodes, nil },
+		Nodes:   func(context.Context) ([]spctl.NodeProxy, error) { mu.Lock(); defer mu.Unlock(); return nodes, nil },
 		Awaited: func(context.Context) ([]string, error) { return []string{"node-1", "node-2"}, nil },
 	}
 	const line = "wait shop/web --endpointslices 20 --timeout "
@@ -111,7 +111,7 @@ func TestWaitCountsNodesWithoutAProxy(t *testing.T) {
 		t.Errorf("with --node: %v, and prints\n%swant node-1 only", err, out)
 	}
 	mu.Lock() // the new pod, beside the old one
-	nodes = append(nodes, spctl.Node{Name: "node-2", Err: errors.New("the pod is Failed")}, spctl.Node{Name: "node-2", Address: address})
+	nodes = append(nodes, spctl.NodeProxy{Name: "node-2", Err: errors.New("the pod is Failed")}, spctl.NodeProxy{Name: "node-2", Address: address})
 	mu.Unlock()
 	out, err = runWith(t, options, strings.Fields(line+"1m")...)
 	if err != nil || strings.Count(out, "yes") != 2 {
@@ -134,8 +134,8 @@ func TestWaitEndsBesideAProxyThatHangs(t *testing.T) {
 	p := newProxy(t)
 	hasHeard(t, p, "20")
 	hangs := serve(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
-	nodes := []spctl.Node{{Name: "node-1", Address: serve(t, debughttp.Handler(p))}, {Name: "node-2", Address: hangs}}
-	options := spctl.Options{Nodes: func(context.Context) ([]spctl.Node, error) { return nodes, nil }}
+	nodes := []spctl.NodeProxy{{Name: "node-1", Address: serve(t, debughttp.Handler(p))}, {Name: "node-2", Address: hangs}}
+	options := spctl.Options{Nodes: func(context.Context) ([]spctl.NodeProxy, error) { return nodes, nil }}
 	out, err := runWith(t, options, "wait", "shop/web", "--endpointslices", "20", "--timeout", "3s", "--request-timeout", "0")
 	if text := gaps.ReplaceAllString(out, " "); spctl.ExitStatus(err) != spctl.StatusFailed || !strings.Contains(text, "node-1 yes") || !strings.Contains(text, "node-2 ask") {
 		t.Errorf("%v, and prints\n%swant yes for node-1 and why node-2 is not known", err, out)
@@ -150,13 +150,13 @@ func TestWaitListsAgain(t *testing.T) {
 	address := serve(t, debughttp.Handler(p))
 	var mu sync.Mutex
 	lists := 0
-	options := spctl.Options{Nodes: func(context.Context) ([]spctl.Node, error) {
+	options := spctl.Options{Nodes: func(context.Context) ([]spctl.NodeProxy, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		if lists++; lists == 1 {
-			return []spctl.Node{{Name: "node-1", Err: errors.New("the pod is Pending")}}, nil
+			return []spctl.NodeProxy{{Name: "node-1", Err: errors.New("the pod is Pending")}}, nil
 		}
-		return []spctl.Node{{Name: "node-1", Address: address}}, nil
+		return []spctl.NodeProxy{{Name: "node-1", Address: address}}, nil
 	}}
 	out, err := runWith(t, options, "wait", "shop/web", "--endpointslices", "20", "--timeout", "5m")
 	if err != nil || !strings.Contains(out, "yes") {

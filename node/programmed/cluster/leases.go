@@ -30,7 +30,7 @@ const (
 	SwitchName = "serviceplane-programmed-waiting"
 	// LeaseLabel is the label of the Leases of nodes; its value is "node".
 	LeaseLabel = "serviceplane.io/programmed"
-	// ReportAnnotation has the programmed.Report of a node, as JSON.
+	// ReportAnnotation has the programmed.NodeReport of a node, as JSON.
 	ReportAnnotation = "serviceplane.io/programmed-report"
 
 	leasePrefix = "serviceplane-programmed-"
@@ -53,7 +53,7 @@ const (
 type PublishOptions struct {
 	Node string
 	// Proxy is a *proxier.Proxier. It is not asked while nobody waits.
-	Proxy programmed.Source
+	Proxy programmed.Proxy
 	// Namespace is that of the Leases; empty means LeaseNamespace.
 	Namespace string
 	Logger    *zap.Logger
@@ -221,7 +221,7 @@ func (p *publisher) owner(ctx context.Context) []metav1.OwnerReference {
 
 // LeaseOptions say for whom Leases are read.
 type LeaseOptions struct {
-	Policy programmed.Policy
+	Policy programmed.NodePolicy
 	// Namespace is that of the Leases; empty means LeaseNamespace.
 	Namespace string
 }
@@ -307,7 +307,7 @@ func intervalFor(nodes int) time.Duration {
 // reports are those of the Leases.
 type reports struct {
 	mu  sync.Mutex // guards all below
-	all map[string]programmed.Report
+	all map[string]programmed.NodeReport
 	// Why a node may have none: this, if nothing has failed.
 	why, watching, renewing error
 }
@@ -315,7 +315,7 @@ type reports struct {
 // replace takes all Leases, under the lock.
 func (r *reports) replace(all []*coordination.Lease) {
 	r.watching = nil
-	r.all = make(map[string]programmed.Report, len(all))
+	r.all = make(map[string]programmed.NodeReport, len(all))
 	for _, l := range all {
 		r.take(l)
 	}
@@ -331,7 +331,7 @@ func nodeOf(l *coordination.Lease) string { return l.Name[min(len(leasePrefix), 
 
 // take reads a Lease, under the lock.
 func (r *reports) take(l *coordination.Lease) {
-	var report programmed.Report
+	var report programmed.NodeReport
 	if err := json.Unmarshal([]byte(l.Annotations[ReportAnnotation]), &report); err != nil || report.Node != nodeOf(l) {
 		delete(r.all, nodeOf(l))
 		return
@@ -340,7 +340,7 @@ func (r *reports) take(l *coordination.Lease) {
 }
 
 // ask is an Ask of programmed.Waiting.
-func (r *reports) ask(_ context.Context, node string, _ programmed.Change) (programmed.Report, error) {
+func (r *reports) ask(_ context.Context, node string, _ programmed.ServiceChange) (programmed.NodeReport, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	report, ok := r.all[node]

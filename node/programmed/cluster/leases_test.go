@@ -128,8 +128,8 @@ func TestLeases(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer stop()
-	change := func(version string) programmed.Change {
-		return programmed.Change{Service: web, Versions: changetracker.Versions{EndpointSlices: version}}
+	change := func(version string) programmed.ServiceChange {
+		return programmed.ServiceChange{Service: web, Versions: changetracker.Versions{EndpointSlices: version}}
 	}
 	if err := programmed.Wait(t.Context(), w, change("6")); err != nil {
 		t.Errorf("Wait = %v, want no error", err)
@@ -139,7 +139,7 @@ func TestLeases(t *testing.T) {
 	ended := make(chan error)
 	go func() { ended <- programmed.Wait(ctx, w, change("8")) }()
 	poll.Until(t, "the Lease of node 1", func() bool {
-		report, err := w.Ask(t.Context(), "node-1", programmed.Change{Service: web})
+		report, err := w.Ask(t.Context(), "node-1", programmed.ServiceChange{Service: web})
 		return err == nil && report.Families[v1.IPv4Protocol].EndpointSlices == "8"
 	})
 	cancel()
@@ -150,7 +150,7 @@ func TestLeases(t *testing.T) {
 	nodes[1].failed.Store(100) // more than a Lease lists
 	nodes[1].version.Store(8)
 	poll.Until(t, "that node 2 fails", func() bool {
-		report, err := w.Ask(t.Context(), "node-2", programmed.Change{Service: web})
+		report, err := w.Ask(t.Context(), "node-2", programmed.ServiceChange{Service: web})
 		return err == nil && report.Families[v1.IPv4Protocol].Unlisted == 100-mostListed && strings.Contains(fmt.Sprint(report.Missing(change("8"))), "68 service ports fail that the report does not list")
 	})
 	var l coordination.Lease
@@ -163,7 +163,7 @@ func TestLeases(t *testing.T) {
 	if err := c.leases.Get().Namespace(LeaseNamespace).Resource("leases").Name(SwitchName).Do(t.Context()).Into(&l); err != nil || l.Annotations["example.com/team"] != "network" || l.Annotations[intervalAnnotation] == "" {
 		t.Errorf("the switch has annotations %v, %v, want those of others, too", l.Annotations, err)
 	}
-	if _, err := w.Ask(t.Context(), "node-9", programmed.Change{Service: web}); err == nil || !strings.Contains(err.Error(), "has written no Lease yet") {
+	if _, err := w.Ask(t.Context(), "node-9", programmed.ServiceChange{Service: web}); err == nil || !strings.Contains(err.Error(), "has written no Lease yet") {
 		t.Errorf("a node without a Lease: %v", err)
 	}
 }
@@ -181,7 +181,7 @@ func TestLeasesSayWhereNodesSend(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer stop()
-	change := programmed.Change{Service: web, Versions: changetracker.Versions{EndpointSlices: "6"}}
+	change := programmed.ServiceChange{Service: web, Versions: changetracker.Versions{EndpointSlices: "6"}}
 	if err := programmed.Wait(t.Context(), w, change); err != nil {
 		t.Errorf("Wait = %v without an endpoint, want no error", err)
 	}
@@ -211,7 +211,7 @@ func TestLeasesOfNodesThatAreBehindAList(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer stop()
-	change := programmed.Change{Versions: changetracker.Versions{EndpointSlices: "5"}, Left: []netip.AddrPort{netip.MustParseAddrPort("10.244.0.1:0")}, Listed: "7"}
+	change := programmed.ServiceChange{Versions: changetracker.Versions{EndpointSlices: "5"}, Left: []netip.AddrPort{netip.MustParseAddrPort("10.244.0.1:0")}, Listed: "7"}
 	poll.Until(t, "a Lease", func() bool { _, err := w.Ask(t.Context(), "node-1", change); return err == nil })
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -239,7 +239,7 @@ func TestLeasesAreForbidden(t *testing.T) {
 	}
 	defer stop()
 	poll.Until(t, "the reason", func() bool {
-		_, err := w.Ask(t.Context(), "node-1", programmed.Change{Service: web})
+		_, err := w.Ask(t.Context(), "node-1", programmed.ServiceChange{Service: web})
 		return strings.Contains(err.Error(), "Lease")
 	})
 }
@@ -311,7 +311,7 @@ func TestANodeWritesOnlyWhileSomebodyWaits(t *testing.T) {
 func TestANodeClearsWhatItSaidBefore(t *testing.T) {
 	api, c := startAPI(t, 1)
 	p := &publisher{client: c, options: PublishOptions{Node: "node-1", Namespace: LeaseNamespace}}
-	old, err := json.Marshal(programmed.Report{Node: "node-1", Families: map[v1.IPFamily]programmed.Family{v1.IPv4Protocol: {EndpointSlices: "900"}}})
+	old, err := json.Marshal(programmed.NodeReport{Node: "node-1", Families: map[v1.IPFamily]programmed.Family{v1.IPv4Protocol: {EndpointSlices: "900"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -341,10 +341,10 @@ func TestANodeClearsWhatItSaidBefore(t *testing.T) {
 	}
 	defer stop()
 	poll.Until(t, "the new report", func() bool {
-		report, err := w.Ask(t.Context(), "node-1", programmed.Change{Service: web})
+		report, err := w.Ask(t.Context(), "node-1", programmed.ServiceChange{Service: web})
 		return err == nil && report.Node == "node-1"
 	})
-	report, err := w.Ask(t.Context(), "node-1", programmed.Change{Service: web})
+	report, err := w.Ask(t.Context(), "node-1", programmed.ServiceChange{Service: web})
 	if has := report.Families[v1.IPv4Protocol].EndpointSlices; err != nil || has != "5" {
 		t.Errorf("the node says %q, %v, want 5", has, err)
 	}

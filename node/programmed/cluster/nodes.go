@@ -20,7 +20,7 @@ import (
 // NodeOptions say which nodes are asked, and where. The zero value asks all nodes at nodeproxy's
 // port.
 type NodeOptions struct {
-	Policy programmed.Policy
+	Policy programmed.NodePolicy
 	// Port is where each node answers at /programmed; 0 means 10256, that of nodeproxy's health.
 	Port uint16
 	// Client asks the nodes; nil means one without a proxy.
@@ -44,7 +44,7 @@ func refreshFor(nodes int) time.Duration {
 // nodes lists Nodes now and then.
 type nodes struct {
 	client *Client
-	policy programmed.Policy
+	policy programmed.NodePolicy
 
 	mu     sync.Mutex // guards all below
 	next   time.Time  // not before it, a new list
@@ -112,12 +112,12 @@ func (c *Client) Dial(o NodeOptions) programmed.Waiting {
 	if o.Client == nil {
 		o.Client = &http.Client{Transport: &http.Transport{IdleConnTimeout: time.Minute, MaxIdleConnsPerHost: 1}}
 	}
-	ask := programmed.Client(o.Client, func(node string) string {
+	ask := programmed.OverHTTP(o.Client, func(node string) string {
 		return "http://" + net.JoinHostPort(n.address(node), strconv.Itoa(int(cmp.Or(o.Port, port)))) + "/programmed"
 	})
-	return programmed.Waiting{Nodes: n.list, Ask: func(ctx context.Context, node string, c programmed.Change) (programmed.Report, error) {
+	return programmed.Waiting{Nodes: n.list, Ask: func(ctx context.Context, node string, c programmed.ServiceChange) (programmed.NodeReport, error) {
 		if n.address(node) == "" {
-			return programmed.Report{}, errors.New("its Node has no address")
+			return programmed.NodeReport{}, errors.New("its Node has no address")
 		}
 		report, err := ask(ctx, node, c)
 		if err == nil && report.Node != node {

@@ -50,7 +50,7 @@ func (c *Client) WaitUntilLeft(ctx context.Context, pod programmed.Pod, w progra
 
 // untilListed waits until the EndpointSlices give a pod no more connections, and returns the
 // Changes that nodes must have.
-func (c *Client) untilListed(ctx context.Context, pod programmed.Pod) (changes []programmed.Change, err error) {
+func (c *Client) untilListed(ctx context.Context, pod programmed.Pod) (changes []programmed.ServiceChange, err error) {
 	following, stop := context.WithCancel(ctx)
 	defer stop()
 	reason := errors.New("the API server has not listed its EndpointSlices") // nil when the pod has left

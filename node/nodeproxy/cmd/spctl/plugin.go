@@ -52,7 +52,7 @@ func plugin() *cobra.Command {
 
 // awaited lists the nodes that must have a change, whether they have a pod of the proxy or not.
 func (c *cluster) awaited(ctx context.Context) (names []string, err error) {
-	policy := programmed.Policy{NotReadyFor: c.notReadyFor}
+	policy := programmed.NodePolicy{NotReadyFor: c.notReadyFor}
 	if policy.Selector, err = labels.Parse(c.nodeSelector); err != nil {
 		return nil, fmt.Errorf("--node-selector=%s: %w", c.nodeSelector, err)
 	}
@@ -90,7 +90,7 @@ func (c *cluster) connect() (base *url.URL, transport http.RoundTripper, err err
 }
 
 // nodes lists the pods of the proxies.
-func (c *cluster) nodes(ctx context.Context) ([]spctl.Node, error) {
+func (c *cluster) nodes(ctx context.Context) ([]spctl.NodeProxy, error) {
 	base, transport, err := c.connect()
 	if err != nil {
 		return nil, err
@@ -107,10 +107,10 @@ func (c *cluster) nodes(ctx context.Context) ([]spctl.Node, error) {
 		return ends(&a) - ends(&b)
 	})
 	toPods := &http.Client{Transport: forPods{transport}}
-	all := make([]spctl.Node, 0, len(list.Items))
+	all := make([]spctl.NodeProxy, 0, len(list.Items))
 	for i := range list.Items {
 		pod := &list.Items[i]
-		node := spctl.Node{Name: pod.Spec.NodeName, Client: toPods, Address: pods.JoinPath(pod.Name+":"+strconv.Itoa(c.port), "proxy").String()}
+		node := spctl.NodeProxy{Name: pod.Spec.NodeName, Client: toPods, Address: pods.JoinPath(pod.Name+":"+strconv.Itoa(c.port), "proxy").String()}
 		if pod.Status.Phase != v1.PodRunning {
 			node.Err = fmt.Errorf("pod %s is %s", pod.Name, pod.Status.Phase)
 		}
