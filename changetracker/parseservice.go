@@ -202,8 +202,8 @@ const maxFrontends = 1 << 16
 
 // maxPairs is how many pairs of a frontend and an endpoint a Service may have in an IP family, and
 // maxSources how many of a load balancer frontend and a source that it admits. Engines write each
-// pair, and slots for weights and hashes: see ServicePort.MaxSlots. The kernel's sets of nftables take sources in
-// more than proportion of time.
+// pair, and slots for weights and hashes: see ServicePort.MaxSlots. The kernel takes 5 s to add and
+// delete 14,000 sources in a set of nftables, and more than 5 minutes for 220,000.
 const maxPairs, maxSources = 1 << 19, 1 << 15
 
 // bounded returns the first values, as many as a limit allows.

@@ -4,6 +4,4 @@
 // everything, so that it replays a run:
 //
 //	go test ./internal/cluster -run TestSeeds -seed 7
-//
-// docs/RELIABILITY.md has its results.
 package cluster
