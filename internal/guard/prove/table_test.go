@@ -134,14 +134,17 @@ func TestEveryKindOfProofIsDrawn(t *testing.T) {
 // TestDocumentsNameProofs: a proof that a document names exists. ENGINE stands for each engine.
 func TestDocumentsNameProofs(t *testing.T) {
 	t.Parallel()
-	sentence, span := regexp.MustCompile(`(?i)[^.|]*\bproofs? [^|]*?\.\s`), regexp.MustCompile("`([a-z]+(?:-[a-zA-Z0-9.]+)*)`")
+	sentence, cell := `(?i)[^.|]*\bproofs? [^|]*?\.\s`, "(?m)\\| (`[^|]*`) \\|$"
+	span := regexp.MustCompile("`([a-z]+(?:-[a-zA-Z0-9.]+)*)`")
 	all, names := proofs(), 0
-	for _, document := range []string{"README.md", "CONTRIBUTING.md", "docs/RELIABILITY.md", "docs/ENGINES.md"} {
+	for document, pattern := range map[string]string{
+		"README.md": sentence, "CONTRIBUTING.md": sentence, "SECURITY.md": sentence, "docs/ENGINES.md": sentence, "docs/PROOFS.md": sentence + "|" + cell,
+	} {
 		text, err := os.ReadFile(path.Join(root, document))
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, name := range span.FindAllStringSubmatch(strings.Join(sentence.FindAllString(string(text), -1), ""), -1) {
+		for _, name := range span.FindAllStringSubmatch(strings.Join(regexp.MustCompile(pattern).FindAllString(string(text), -1), ""), -1) {
 			names++
 			if _, err := named(all, []string{strings.ReplaceAll(name[1], "ENGINE", "*")}, false); err != nil {
 				t.Errorf("%s names the proof %s, which is not there", document, name[1])
