@@ -91,7 +91,6 @@ fi
   machine
   bench ./internal/nftables '^BenchmarkTargets$' -benchtime=1x
   bench ./internal/nftables '^BenchmarkBalancing$' -benchtime=1x
-  bench ./internal/maglev '^BenchmarkTable$' -benchtime=0.2s -count=3
   bench ./node/endpointhealth '^BenchmarkThousandEndpoints$' -benchtime=2x
   bench ./iptables '^BenchmarkTargets$/./^serviceplane$/^N=1000$' -benchtime=1x # as in the proof
   bench ./iptables '^BenchmarkTargets$/./^serviceplane$/^N=5000$' -benchtime=1x -count=3
@@ -116,10 +115,6 @@ fi
   bench ./internal/packetcost '^BenchmarkPackets$' -benchtime=1x
   bench ./ebpf '^BenchmarkSockets$' -benchtime=1x
   bench ./ebpf '^BenchmarkForward$' -benchtime=1x -count=3
-  if [ "${1:-}" != -write ]; then # what no table shows
-    bench ./iptables '^BenchmarkTargets$/./^kube-proxy$' -benchtime=1x
-    bench ./iptables '^BenchmarkTargets$/^legacy$/^serviceplane$/^N=10000$' -benchtime=1x
-  fi
 } | tee "$output"
 
 if [ "${1:-}" = -write ]; then

@@ -92,12 +92,12 @@ func keep(root string, files []string) error {
 func compare(documented, measured *benchmarks) (errs []error) {
 	exists := map[string]bool{}
 	for name, r := range measured.results {
-		for unit := range r.metrics {
+		for unit := range r {
 			exists[family(name)+" "+unit] = true
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(documented.results)) {
-		for _, unit := range slices.Sorted(maps.Keys(documented.results[name].metrics)) {
+		for _, unit := range slices.Sorted(maps.Keys(documented.results[name])) {
 			if !exists[family(name)+" "+unit] {
 				errs = append(errs, fmt.Errorf("%s has %s of %s, which no benchmark reports: %s", benchmarksFile, unit, name, remeasure))
 			}

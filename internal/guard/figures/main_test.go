@@ -47,7 +47,7 @@ func TestCheck(t *testing.T) {
 		"renamed":       {measured: []string{"BenchmarkIdle", "BenchmarkBusy"}, want: "userspace.BenchmarkIdle/tcp/clients=1000, which no benchmark reports"},
 		"without unit":  {measured: []string{"floor-ms", "ground-ms"}, want: "has floor-ms of"},
 		"other table":   {document: []string{"| " + show(float64(writes), "writes") + " |", "| 1 |"}, want: "are not those of"},
-		"without marks": {document: []string{"<!-- end of counts -->", ""}, want: "lacks the lines"},
+		"without marks": {document: []string{"<!-- figures: counts -->", ""}, want: "lacks the line"},
 		"none":          {measured: []string{"Benchmark", "Example"}, want: "which no benchmark reports"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -83,7 +83,7 @@ no event
 	if want := "no event\n\nBenchmarkA-2 \t1 5 ns/op\n\nBenchmarkB-2 1 7 ns/op\n"; strings.TrimLeft(text, "\n") != want {
 		t.Errorf("plain text is %q, want %q", text, want)
 	}
-	all := &benchmarks{about: map[string]string{}, results: map[string]*result{}}
+	all := &benchmarks{about: map[string]string{}, results: map[string]result{}}
 	err := all.parse("pkg: " + gocmd.Module + "/p\nBenchmarkA-2 1 5 ns/op\nBenchmarkA-2 1 9 ns/op\nBenchmarkA-2 1 7 ns/op\nBenchmark of text\n")
 	if got, ok := all.results["p.BenchmarkA"].metric("ns/op"); got != 7 || !ok || len(all.results) != 1 || err != nil {
 		t.Errorf("the median is %v, %v in %v (%v), want 7", got, ok, all.results, err)

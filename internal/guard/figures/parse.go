@@ -14,22 +14,19 @@ import (
 // benchmarks is the output of a run of benchmarks.
 type benchmarks struct {
 	file    string
-	about   map[string]string  // the lines "key: value"
-	results map[string]*result // by name
+	about   map[string]string // the lines "key: value"
+	results map[string]result // by name
 }
 
-// result is one benchmark, which may have run several times.
-type result struct {
-	command string
-	metrics map[string][]float64 // by unit
-}
+// result has the values of one benchmark by unit: several, if the benchmark ran several times.
+type result map[string][]float64
 
 // metric returns the median of a metric; a nil result has none.
-func (r *result) metric(unit string) (median float64, ok bool) {
-	if r == nil || len(r.metrics[unit]) == 0 {
+func (r result) metric(unit string) (median float64, ok bool) {
+	if len(r[unit]) == 0 {
 		return 0, false
 	}
-	values := slices.Sorted(slices.Values(r.metrics[unit]))
+	values := slices.Sorted(slices.Values(r[unit]))
 	return values[len(values)/2], true
 }
 
@@ -39,7 +36,7 @@ func readBenchmarks(file string) (*benchmarks, error) {
 	if err != nil {
 		return nil, err
 	}
-	all := &benchmarks{file, map[string]string{}, map[string]*result{}}
+	all := &benchmarks{file, map[string]string{}, map[string]result{}}
 	return all, all.parse(plain(text))
 }
 
@@ -73,7 +70,7 @@ func (b *benchmarks) parse(text string) error {
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
 		if pair := aboutLine.FindStringSubmatch(line); pair != nil {
-			if _, known := b.about[pair[1]]; !known || pair[1] == "pkg" || pair[1] == "command" {
+			if _, known := b.about[pair[1]]; !known || pair[1] == "pkg" {
 				b.about[pair[1]] = pair[2] // the others are the machine's, and stand first
 			}
 			continue
@@ -84,14 +81,14 @@ func (b *benchmarks) parse(text string) error {
 		}
 		name := strings.TrimPrefix(b.about["pkg"], gocmd.Module+"/") + "." + ran[1]
 		if b.results[name] == nil {
-			b.results[name] = &result{b.about["command"], map[string][]float64{}}
+			b.results[name] = result{}
 		}
 		for pair := range slices.Chunk(strings.Fields(ran[2]), 2) {
 			value, err := strconv.ParseFloat(pair[0], 64)
 			if err != nil {
 				return fmt.Errorf("read %s: line %q: %w", b.file, line, err)
 			}
-			b.results[name].metrics[pair[1]] = append(b.results[name].metrics[pair[1]], value)
+			b.results[name][pair[1]] = append(b.results[name][pair[1]], value)
 		}
 	}
 	return nil

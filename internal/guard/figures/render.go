@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// fill puts the tables, and the line about the machine, between their marks.
+// fill puts the tables, and the line about the machine, below their marks. A blank line ends each.
 func fill(document string, b *benchmarks) (string, error) {
 	texts, err := b.render()
 	if err != nil {
@@ -19,43 +19,37 @@ func fill(document string, b *benchmarks) (string, error) {
 	texts["machine"] = fmt.Sprintf("Measured on %s at commit %s: %s, %s cores, a load of %s before, %s, %s, iptables %s, nginx %s.\n",
 		a["date"], a["commit"], a["cpu"], a["cores"], a["load"], a["kernel"], a["go"], a["iptables"], a["nginx"])
 	for _, name := range slices.Sorted(maps.Keys(texts)) {
-		begin, end := "<!-- figures: "+name+" -->\n", "<!-- end of "+name+" -->\n"
-		before, rest, ok := strings.Cut(document, begin)
-		_, after, closed := strings.Cut(rest, end)
+		mark := "<!-- figures: " + name + " -->\n"
+		before, rest, ok := strings.Cut(document, mark)
+		_, after, closed := strings.Cut("\n"+rest, "\n\n")
 		if !ok || !closed {
-			return "", fmt.Errorf("%s lacks the lines %q and %q, in this order", documentFile, strings.TrimSpace(begin), strings.TrimSpace(end))
+			return "", fmt.Errorf("%s lacks the line %q, or a blank line below the table", documentFile, strings.TrimSpace(mark))
 		}
-		document = before + begin + texts[name] + end + after
+		document = before + mark + texts[name] + "\n" + after
 	}
 	return document, nil
 }
 
-// render returns the tables by name, and below each the commands that measured its figures, unless
-// a table above shows them.
+// render returns the tables by name.
 func (b *benchmarks) render() (map[string]string, error) {
-	texts, shown := map[string]string{}, map[string]bool{}
+	texts := map[string]string{}
 	for _, t := range tables {
-		head, ruler, lines, commands := []string{t.about}, []string{"---"}, "", ""
+		head, ruler, lines := []string{t.about}, []string{"---"}, ""
 		for _, c := range t.columns {
 			head, ruler = append(head, c.head), append(ruler, "--:")
 		}
 		for _, r := range t.rows {
 			cells := []string{r.title()}
 			for _, c := range t.columns {
-				text, command, err := r.cell(&c, b)
+				text, err := r.cell(&c, b)
 				if err != nil {
 					return nil, fmt.Errorf("make table %s of %s: %w", t.name, b.file, err)
 				}
-				if cells = append(cells, text); command != "" && !shown[command] {
-					shown[command], commands = true, commands+command+"\n"
-				}
+				cells = append(cells, text)
 			}
 			lines += line(cells)
 		}
-		if commands != "" {
-			commands = "\n```\n" + commands + "```\n"
-		}
-		texts[t.name] = line(head) + line(ruler) + lines + commands
+		texts[t.name] = line(head) + line(ruler) + lines
 	}
 	return texts, nil
 }
@@ -71,27 +65,26 @@ func (r *row) title() string {
 	return title
 }
 
-// cell returns the figure of a column, and the command that measured it. In brackets is the floor: the time
-// that the kernel alone needs.
-func (r *row) cell(c *column, b *benchmarks) (text, command string, err error) {
+// cell returns the figure of a column. In brackets is the floor: the time that the kernel alone needs.
+func (r *row) cell(c *column, b *benchmarks) (string, error) {
 	if r.none != "" && strings.HasPrefix(c.place, r.none) {
-		return "–", "", nil
+		return "–", nil
 	}
 	name, own, _ := strings.Cut(strings.ReplaceAll(r.benchmark, "*", c.place), " ")
 	found := b.results[name]
 	if found == nil {
-		return "", "", fmt.Errorf("no benchmark %s: %s, or correct tables.go", name, remeasure)
+		return "", fmt.Errorf("no benchmark %s: %s, or correct tables.go", name, remeasure)
 	}
 	for unit := range strings.FieldsSeq(strings.ReplaceAll(c.units, "*", own)) {
 		if value, ok := found.metric(unit); ok {
-			text = show(value, unit)
+			text := show(value, unit)
 			if floor, ok := found.metric("floor-ms"); ok && unit == "ms" {
 				text += " (" + show(floor, unit) + ")"
 			}
-			return text, found.command, nil
+			return text, nil
 		}
 	}
-	return "–", "", nil
+	return "–", nil
 }
 
 // show formats a value: counts exactly, anything else with two significant digits.

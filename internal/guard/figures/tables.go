@@ -35,7 +35,7 @@ const (
 	onIPVS     = "ipvs.BenchmarkTargets/fake"
 	onSockets  = "userspace.BenchmarkTargets/loopback"
 	onPortals  = "userspace.BenchmarkTargets/portals"
-	onSizes    = onNFTables + "/N=*/E=10/"
+	onSizes    = "internal/nftables.Benchmark*/E=10/"
 
 	onMemory     = "node/nodeproxy.BenchmarkMemory/N=10000/E=10/streamed=*"
 	onSocketMaps = "ebpf.BenchmarkSockets/N=*/E=10/"
@@ -69,39 +69,27 @@ var tables = []table{ // read-only
 		"iptables: lines", onLegacy, "writes", "allocations", onLegacy, allocs, "ipvs: messages", onIPVS, "messages", "allocations", onIPVS, allocs,
 		"userspace: allocations", onSockets, allocs), syncs},
 	{"sizes", "nftables: time (floor)", columns(
-		"1,000 Services", "1000", sizes, "5,000", "5000", sizes, "10,000", "10000", sizes, "30,000", "30000", sizes), under(onSizes,
+		"1,000 Services", "Targets/N=1000", sizes, "5,000", "Targets/N=5000", sizes, "10,000", "Targets/N=10000", sizes,
+		"30,000", "Targets/N=30000", sizes, "100,000", "Large/N=100000", sizes), under(onSizes,
 		"first", "first sync, {E} endpoints each", "replaced=1", "one endpoint replaced", "full", "full sync, nothing changed",
 		"restart", "restart on the populated kernel", "deleted", "the table deleted by another program, all of it restored",
 		"wait", "longest wait of another writer during the first sync", "heap", "live heap afterwards, without the informers' objects")},
-	{"waits", "nftables", columns("time (floor)", "", times, "CPU time", "", cpus), under(onNFTables+"/",
-		"N=5000/E=50/first", "first sync of {N} Services × {E} endpoints", "N=45000/E=2/first", "first sync of {N} Services × {E} endpoints",
-		"N=10000/E=10/important", "an important Service answers while {N} are loaded",
-		"N=10000/E=10/lone", "a lone change among {N} Services is in the kernel, 99th percentile",
-		"N=10000/E=10/sustained/rate=1000/seconds=60", "{rate} changes a second for {seconds} s among {N} Services, 99th percentile")},
-	{"large", "nftables", columns("time (floor)", "", sizes), under("internal/nftables.BenchmarkLarge/N=100000/E=10/",
-		"first", "first sync of {N} Services × {E} endpoints", "replaced=1", "one endpoint replaced", "full", "full sync, nothing changed",
-		"restart", "restart on the populated kernel", "heap", "live heap afterwards, without the informers' objects")},
-	{"huge", "one endpoint of a Service flips", columns(
-		"100 endpoints", "100", times, "5,000", "5000", times, "memory", "5000", "B/op", "50,000", "50000", times, "memory", "50000", "B/op"), []row{
-		{what: "tracking, slices of 100", benchmark: "changetracker.BenchmarkFlipOneEndpoint/E=*"},
-		{what: "from the event to what the engine gets", benchmark: "desired.BenchmarkHugeService/E=*"},
-		{what: "nftables, with the kernel", benchmark: "internal/nftables.BenchmarkHuge/E=*"},
-	}},
 	{"events", "nodeproxy, mode nftables, 10 endpoints of each Service", columns(
 		"median", "", times, "99th percentile", "", "p99-ms", "CPU time of nodeproxy for a change", "", cpus, "connections meanwhile", "", "connections",
 		"failed", "", "failed"), slices.Concat(
 		each("a lone change among {N} Services", onEvents+"/N=#/E=10/lone", "1000", "10000", "30000"),
-		each("beside 100 changes a second among {N}", onEvents+"/N=#/E=10/busy", "1000", "10000", "30000"),
+		each("beside 100 changes a second among {N}", onEvents+"/N=#/E=10/busy", "10000", "30000"),
 		each("a change while nodeproxy is dead, after its start among {N}", onEvents+"/N=#/E=10/killed", "10000", "30000"))},
 	{"packets", "median", columns(
-		"connect", "", "connect-ms", "99th percentile", "", "connect-p99-ms", "node port", "", "connect-node-port-ms",
-		"load balancer", "", "connect-load-balancer-ms", "TCP request", "", "rr-ms", "connection with a request", "", "crr-ms",
-		"UDP request", "", "udp-ms", "throughput", "", "MB/s", "datagrams a second", "", "packet/s", "first packet, CPU time", "", "first-ms"), packets()},
+		"connect, 10 Services", "10", "connect-ms", "connect, 10,000", "10000", "connect-ms", "connect, 30,000", "30000", "connect-ms",
+		"99th percentile", "10000", "connect-p99-ms", "node port", "10000", "connect-node-port-ms",
+		"connection with a request", "10000", "crr-ms", "UDP request", "10000", "udp-ms", "throughput", "10000", "MB/s",
+		"datagrams a second", "10000", "packet/s", "first packet, CPU time", "10000", "first-ms"), packets()},
 	{"sockets", "ebpf, IPv4, 10 endpoints of each Service", columns(
 		"10,000 Services", "10000", "*", "30,000", "30000", "*", "100,000", "100000", "*"), under(onSocketMaps,
-		"first ms", "first sync: what sockets add", "first rules-ms", "first sync: the rules below",
-		"restart ms", "restart, nothing changed: what sockets add", "restart rules-ms", "restart: the rules below",
-		"restart writes", "restart: what is written to maps", "replaced=1 ns/change", "one endpoint replaced, in the maps",
+		"first ms", "first sync: what sockets add", "first rules-ms", "first sync: the rules",
+		"restart ms", "restart, nothing changed: what sockets add", "restart rules-ms", "restart: the rules",
+		"replaced=1 ns/change", "one endpoint replaced, in the maps",
 		"memory maps-MiB", "memory of the maps, all counted", "hook ns/connect", "connect(2): the program",
 		"hook/real-peer ns/connect", "the same with RealPeer")},
 	{"forwarded", "ebpf, fast path", columns(
@@ -117,53 +105,52 @@ var tables = []table{ // read-only
 	{"counting", "", columns(
 		"without counts", "off", "off-cpu-ms off-cpu-ns/packet off-cpu-ns/end own-ms",
 		"with counts", "on", "cpu-ms cpu-ns/packet cpu-ns/end cpu-ms/reading own-ms ns/op"), []row{
-		{what: "nftables: first sync of {N} Services × {E} endpoints, CPU time", benchmark: "internal/nftables.BenchmarkCounts/N=10000/E=10/first"},
 		{what: "nftables: a connection's first packet, CPU time of both ends and the node", benchmark: "internal/nftables.BenchmarkCounts/N=1000/E=10/connections"},
 		{what: "nftables: reading 10,000 counters, CPU time", benchmark: "internal/nftables.BenchmarkCounts/N=1000/E=10/reading"},
 		{what: "iptables-nft: one endpoint replaced among {N} Services × {E}, without the program's time", benchmark: "iptables.BenchmarkCounts/nft/N=1000/E=10/replaced=1/counts=*"},
 		{what: "iptables-legacy: the same", benchmark: "iptables.BenchmarkCounts/legacy/N=1000/E=10/replaced=1/counts=*"},
 		{what: "iptables-nft: reading {N} Services", benchmark: "iptables.BenchmarkCounts/nft/N=1000/E=10/reading"},
-		{what: "iptables-legacy: reading {N} Services", benchmark: "iptables.BenchmarkCounts/legacy/N=1000/E=10/reading"},
+		{what: "iptables-legacy: the same", benchmark: "iptables.BenchmarkCounts/legacy/N=1000/E=10/reading"},
 		{what: "traffic: a datagram of an open flow, CPU time of both ends and the node", benchmark: "nftables.BenchmarkTraffic"},
 		{what: "traffic: reading {flows} open connections, CPU time", benchmark: "conntrack.BenchmarkTraffic/flows=100000"},
 		{what: "traffic: a connection that ends, CPU time with the kernel's", benchmark: "conntrack.BenchmarkTraffic/ends"},
 	}},
-	{"lists", "", columns("time", "", times, "CPU time", "", cpus, "memory", "", "B/op"), under("node/debughttp.BenchmarkServices/N=30000/",
-		"first", "the first request among {N} Services", "everything", "the first page of all of them", "last_page", "their last page",
-		"most", "1,000 of them", "one_name", "one by its name", "one_endpoint", "one by its endpoint", "filter", "those without endpoints",
-		"changed", "the first page after a change")},
 	{"memory", "nodeproxy among 10,000 Services × 10 endpoints", columns("lists as streams", "true", "*", "lists whole", "false", "*"), under(onMemory,
 		" rest-MiB", "after the first sync", " peak-MiB", "at most, during it", " churn-MiB", "at most, after 1,000 changes a second for 30 s",
-		" %core", "CPU time of these changes", " gc-%core", "of it for collections of garbage")},
-	{"parts", "", columns("time", "", "%core "+times, "memory", "", "bytes/client bytes/service B/op", "allocations", "", allocs), []row{
-		{what: "tracking: one endpoint of {E} flipped", benchmark: "changetracker.BenchmarkFlipOneEndpoint/E=5000"},
-		{what: "tracking: one change among {N} Services", benchmark: "changetracker.BenchmarkOneChangeAmong/N=30000/E=2"},
+		" %core", "CPU time of these changes")},
+	{"parts", "", columns("time (floor)", "", "%core "+times, "CPU time", "", cpus, "memory", "", "bytes/client bytes/service B/op", "allocations", "", allocs), slices.Concat([]row{
 		{what: "tracking: initial load of {N} Services × {E} endpoints", benchmark: "changetracker.BenchmarkInitialLoad/N=5000/E=10"},
+		{what: "tracking: one change among {N} Services", benchmark: "changetracker.BenchmarkOneChangeAmong/N=30000/E=2"},
+		{what: "tracking: one endpoint of {E} flips, slices of 100", benchmark: "changetracker.BenchmarkFlipOneEndpoint/E=50000"},
+		{what: "the same, until the engine gets the change", benchmark: "desired.BenchmarkHugeService/E=50000"},
+		{what: "nftables: the same in the kernel", benchmark: "internal/nftables.BenchmarkHuge/E=50000"},
+	}, under(onNFTables+"/",
+		"N=5000/E=50/first", "nftables: first sync of {N} Services × {E} endpoints", "N=45000/E=2/first", "nftables: first sync of {N} Services × {E} endpoints",
+		"N=10000/E=10/important", "nftables: an important Service answers while {N} are loaded",
+		"N=10000/E=10/sustained/rate=1000/seconds=60", "nftables: {rate} changes a second for {seconds} s among {N} Services, 99th percentile"), []row{
 		{what: "nftables: one endpoint's weight changed among {N} Services", benchmark: "internal/nftables.BenchmarkBalancing/N=10000/E=10/weight"},
 		{what: "nftables: a Service with a consistent hash, {E} endpoints", benchmark: "internal/nftables.BenchmarkBalancing/N=100/E=100/hashed"},
 		{what: "nftables: one of its endpoints replaced", benchmark: "internal/nftables.BenchmarkBalancing/N=100/E=100/hashed/replaced=1"},
-		{what: "maglev: the table of 100 endpoints", benchmark: "internal/maglev.BenchmarkTable/100_endpoints"},
-		{what: "endpointhealth: 1,000 endpoints checked every 10 s by TCP", benchmark: "node/endpointhealth.BenchmarkThousandEndpoints/tcp"},
-		{what: "endpointhealth: the same by HTTP", benchmark: "node/endpointhealth.BenchmarkThousandEndpoints/http"},
-		{what: "endpointhealth: by TCP, from another network namespace", benchmark: "node/endpointhealth.BenchmarkThousandEndpoints/tcp/namespace"},
-		{what: "endpointhealth: by HTTP, from there", benchmark: "node/endpointhealth.BenchmarkThousandEndpoints/http/namespace"},
 		{what: "conntrack: {stale} stale flows deleted among {flows}", benchmark: "conntrack.BenchmarkClean/flows=100000/stale=1000"},
 		{what: "userspace: an idle TCP connection, of {clients}", benchmark: "userspace.BenchmarkIdle/tcp/clients=1000"},
 		{what: "userspace: an idle UDP client, of {clients}", benchmark: "userspace.BenchmarkIdle/udp/clients=1000"},
+		{what: "endpointhealth: 1,000 endpoints checked every 10 s by TCP", benchmark: "node/endpointhealth.BenchmarkThousandEndpoints/tcp"},
+		{what: "endpointhealth: the same by HTTP, from another network namespace", benchmark: "node/endpointhealth.BenchmarkThousandEndpoints/http/namespace"},
 		{what: "tracing: a connection that is not sampled", benchmark: "node/tracing.BenchmarkUnsampledConnection"},
-	}},
+		{what: "debug page: the first request among {N} Services", benchmark: "node/debughttp.BenchmarkServices/N=30000/first"},
+		{what: "debug page: a Service by its name", benchmark: "node/debughttp.BenchmarkServices/N=30000/one_name"},
+	})},
 }
 
 // packets are the ways to an endpoint. Those of iptables grow with the Services, so that they are
-// not measured at the largest size; userspace needs a socket for each.
+// not measured at the largest size.
 func packets() []row {
-	always := []string{"nothing", "conntrack", "nftables", "ebpf", "ebpf-without-rules", "kube-proxy-nftables"}
-	tables := []string{"iptables-nft", "kube-proxy-iptables-nft", "iptables-legacy", "kube-proxy-iptables-legacy"}
-	const of = "internal/packetcost.BenchmarkPackets/N="
-	return slices.Concat(
-		each("{N} Services: #", of+"10/#", slices.Concat(always, tables, []string{"userspace"})...),
-		each("{N} Services: #", of+"10000/#", slices.Concat(always, tables)...),
-		each("{N} Services: #", of+"30000/#", always...))
+	const of = "internal/packetcost.BenchmarkPackets/N=*/#"
+	tables := each("#", of, "iptables-nft", "kube-proxy-iptables-nft", "iptables-legacy", "kube-proxy-iptables-legacy")
+	for i := range tables {
+		tables[i].none = "30000"
+	}
+	return append(each("#", of, "nothing", "conntrack", "nftables", "kube-proxy-nftables", "ebpf", "ebpf-without-rules"), tables...)
 }
 
 // columns returns the columns that have these heads, places and units, one after the other.
