@@ -105,7 +105,7 @@ type ServicePort struct {
 	// clients would wait, some forever. The trackers leave it at false.
 	EndConnections bool
 	// FastPath lets the packets of established connections skip the node's rules, those of others
-	// too, in an engine that has that: see docs/ENGINES.md#fast-path. The trackers leave it at false.
+	// too, in an engine that has that: see docs/FASTPATHS.md. The trackers leave it at false.
 	FastPath bool
 	// CreationTimestamp and UID are those of the Service, the time in UTC. They decide which of
 	// several Services gets a VIP. A Service with the zero time counts as the youngest.

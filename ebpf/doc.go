@@ -40,7 +40,7 @@
 //
 // These packets skip the rules of all tables at prerouting, forward and postrouting, also those of others, such as a
 // NetworkPolicy; IPsec; and the reverse path filter. Connection tracking does not count them, and no
-// longer knows the window of TCP. See docs/ENGINES.md.
+// longer knows the window of TCP. See docs/FASTPATHS.md.
 //
 // # What it does not gain
 //

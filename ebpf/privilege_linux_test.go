@@ -34,7 +34,7 @@ type privileged struct {
 const privilegeVariable = "SERVICEPLANE_TEST_PRIVILEGE"
 
 // TestWithoutPrivilege runs this program with few capabilities, in the network namespace of a node. What the engine
-// needs is what docs/ENGINES.md says; without it, a Condition names it, and rules do everything.
+// needs is what docs/FASTPATHS.md says; without it, a Condition names it, and rules do everything.
 func TestWithoutPrivilege(t *testing.T) {
 	t.Parallel()
 	if text := os.Getenv(privilegeVariable); text != "" {

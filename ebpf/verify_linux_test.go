@@ -210,7 +210,7 @@ func TestCleanupFinishesAnother(t *testing.T) {
 }
 
 // TestWithoutPinsNothingIsTranslated: without a process and without rules, sockets are led to the endpoints that
-// the process knew, until somebody removes the folder of the pins, as docs/UPGRADING.md says.
+// the process knew, until somebody removes the folder of the pins, as docs/OPERATING.md says.
 func TestWithoutPinsNothingIsTranslated(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -24,7 +24,7 @@ type foreign struct {
 }
 
 const (
-	openHealthChecks = "[health check node ports](ENGINES.md#what-the-node-must-have) in INPUT"
+	openHealthChecks = "[health check node ports](ENGINES.md#health-check-node-ports-behind-a-firewall) in INPUT"
 	policiesSee      = "[policies](#network-policies), [another masquerade mark](#marks) than its bits"
 )
 

@@ -20,7 +20,7 @@ var (
 	metricName = regexp.MustCompile(`\b(?:serviceplane|kubeproxy)_[a-z_]+[a-z]`) // read-only
 )
 
-// TestFlagsAndMetrics: docs/MIGRATING.md names every flag of nodeproxy and every metric.
+// TestFlagsAndMetrics: docs/REFERENCE.md names every flag of nodeproxy and every metric.
 // Documents name no flags but those and spctl's, except in rows that say "not there" or "no effect".
 func TestFlagsAndMetrics(t *testing.T) {
 	t.Parallel()
@@ -31,16 +31,16 @@ func TestFlagsAndMetrics(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	texts := documents.Read(t, "..", ".md")
+	texts := documents.Read(t, "../..", ".md")
 	for _, name := range exist {
-		if !strings.Contains(texts["docs/MIGRATING.md"], name) {
-			t.Errorf("docs/MIGRATING.md does not name %s", name)
+		if !strings.Contains(texts["docs/REFERENCE.md"], name) {
+			t.Errorf("docs/REFERENCE.md does not name %s", name)
 		}
 	}
 	exist = append(exist, flagsOf(spctl.New(spctl.Options{}))...)
 	for name, text := range texts {
 		for _, flag := range regexp.MustCompile("`("+flagName.String()+")[^`]*`").FindAllStringSubmatch(text, -1) {
-			if name != "CHANGELOG.md" && !slices.Contains(exist, flag[1]) && !regexp.MustCompile(`(?m)^\|.*`+flag[1]+`.*\| (?:not there|no effect)`).MatchString(texts["docs/MIGRATING.md"]) {
+			if name != "CHANGELOG.md" && !slices.Contains(exist, flag[1]) && !regexp.MustCompile(`(?m)^\|.*`+flag[1]+`.*\| (?:not there|no effect)`).MatchString(texts["docs/REFERENCE.md"]) {
 				t.Errorf("%s: nodeproxy and spctl have no flag %s", name, flag[1])
 			}
 		}

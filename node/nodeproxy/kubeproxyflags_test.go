@@ -57,9 +57,9 @@ func TestEveryFlagOfKubeProxyIsKnown(t *testing.T) {
 	}
 }
 
-// TestTheDocumentListsWhatHasNoEffect: docs/MIGRATING.md, all flags and fields.
+// TestTheDocumentListsWhatHasNoEffect: docs/REFERENCE.md, all flags and fields.
 func TestTheDocumentListsWhatHasNoEffect(t *testing.T) {
-	text, err := os.ReadFile("../../docs/MIGRATING.md")
+	text, err := os.ReadFile("../../docs/REFERENCE.md")
 	if err != nil {
 		t.Fatal(err)
 	}

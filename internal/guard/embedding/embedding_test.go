@@ -22,8 +22,6 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/informer"
 	"github.com/serviceplane/serviceplane/nftables"
-	"github.com/serviceplane/serviceplane/node/canary"
-	"github.com/serviceplane/serviceplane/node/canary/nftrace"
 	"github.com/serviceplane/serviceplane/node/debughttp"
 	"github.com/serviceplane/serviceplane/node/healthcheck"
 	"github.com/serviceplane/serviceplane/node/metrics"
@@ -206,22 +204,6 @@ func inProcess(ctx context.Context, own program, config proxier.Config, node str
 	})
 	return tasks.Wait() // every goroutine has ended, the rules stay
 }
-
-// withCanary serves a proxy whose own connections test its rules.
-func withCanary(ctx context.Context, own program, p *proxier.Proxier, observer *metrics.Metrics) error {
-	tests, err := canary.New(canary.Options{Explain: nftrace.Explain(""), Logger: own.log})
-	if err != nil {
-		return err
-	}
-	status := tests.Extend(p.Status) // with a Condition while the tests fail
-	observer.Watch(metrics.Sources{Status: status, Canary: tests.Status})
-	own.mux.Handle("/healthz", healthcheck.NewHandler(status, healthcheck.HandlerOptions{
-		UnhealthyConditions: []string{canary.ConditionCanary}, // without it, only a reason in the answer
-	}))
-	return tests.Run(ctx, p) // beside p.Run
-}
-
-var _ = withCanary // compiled for the document only
 
 // Programs that have another logger than zap's.
 func Example_loggers() {
