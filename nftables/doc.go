@@ -106,7 +106,7 @@
 // the packets of the connections in it, past all rules. The chain fast-path at hook forward, after the
 // chains in which others filter, puts connections there that were answered, that have had so many
 // packets, and that are to an element of the set fast-vips, or from a node port to an endpoint in
-// fast-nodeports. docs/FASTPATHS.md#fast-path-by-flowtables says what others lose by that.
+// fast-nodeports. docs/FASTPATHS.md says what others lose by that.
 //
 // The devices follow the node's while Watch runs, in transactions of their own, and in each full
 // update. A flowtable of ours is never emptied: a restart and a repair leave connections there.
