@@ -3,8 +3,8 @@
 # machine's, in virtual machines: 5.10, the oldest that README promises, and 6.12, unless
 # others are named; see base.sh. With -all it also runs 6.1 and the newest one, and on each
 # kernel what depends little on the kernel. With -packets it runs the packet tests of every
-# engine and no others, also on this machine's kernel, and prints the table of
-# docs/ENGINES.md. With -draw it runs N packages on each kernel, by chance: DRAW_SEED repeats it.
+# engine and no others, also on this machine's kernel, and prints a table of the checks.
+# With -draw it runs N packages on each kernel, by chance: DRAW_SEED repeats it.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
