@@ -7,16 +7,10 @@ cd "$(dirname "$0")/.."
 # shellcheck source=hack/tools.sh
 source hack/tools.sh
 
-# The base as long as there is no release.
-FIRST_BASE=ae4000a45fd6baeb967eaf1ac1ff694f93f19027
 systems=(linux darwin windows)
 
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
-
-has() {
-  git cat-file -e "$1^{commit}" 2>/dev/null
-}
 
 # write_api DIRECTORY SUFFIX writes what the packages of a module export, by system.
 # apidiff's warnings are shown only if it fails.
@@ -54,8 +48,12 @@ if [ "$(git rev-parse --is-shallow-repository)" = true ]; then
 fi
 # The last release before HEAD; HEAD may be a release itself.
 since="$(git describe --tags --abbrev=0 --match='v[0-9]*' --exclude='*-*' "${SERVICEPLANE_API_BASE:-HEAD^}" 2>/dev/null || true)"
-base="${SERVICEPLANE_API_BASE:-${since:-$FIRST_BASE}}"
-if ! has "$base"; then
+base="${SERVICEPLANE_API_BASE:-$since}"
+if [ -z "$base" ]; then
+  echo 'the API was not compared: there is no release yet'
+  exit 0
+fi
+if ! git cat-file -e "$base^{commit}" 2>/dev/null; then
   echo "!! THE API WAS NOT COMPARED: commit $base is not in this clone; fetch it, with the tags."
   exit 0
 fi
@@ -67,4 +65,4 @@ git archive "$base" . ':!examples' | tar -x -C "$work/base"
 stale=true
 [ -z "${SERVICEPLANE_API_BASE:-}" ] || stale=false
 compare .
-compare nodeproxy
+compare node/nodeproxy
