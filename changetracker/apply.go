@@ -95,7 +95,7 @@ func (s *store) prepare(f *family, services []rebuilt) (attempt, []rebuilt) {
 func (s *store) complete(f *family, a attempt, services []rebuilt) (Step, attempt) {
 	s.mu.Lock()
 	defer s.unlock()
-	f.place(services)
+	f.putServices(services)
 	a.next = f.current
 	delta := Delta{Full: a.full != f.fullDone, Changes: f.collect(&a)}
 	f.pendingSince = f.oldestPending()
@@ -146,8 +146,8 @@ func (f *family) rebuildDirty(services []rebuilt) []rebuilt {
 	return services
 }
 
-// place puts rebuilt Services into current.
-func (f *family) place(services []rebuilt) {
+// putServices puts rebuilt Services into current.
+func (f *family) putServices(services []rebuilt) {
 	if len(services) == 0 {
 		return
 	}

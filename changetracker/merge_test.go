@@ -227,7 +227,7 @@ func TestMergingInStepsIsLikeMergingAtOnce(t *testing.T) {
 // sizes returns how much a tracker stores, for comparison with a fresh one.
 func sizes(t *Tracker) string {
 	s := t.store
-	text := fmt.Sprintf("slices %d, problems %d", len(s.homes), len(s.problems.byObject))
+	text := fmt.Sprintf("slices %d, problems %d", len(s.owners), len(s.problems.byObject))
 	for _, f := range s.families {
 		if f != nil {
 			text += fmt.Sprintf("; sources %d, dirty %d, pending %d, triggers %d, services %d, index %d, ports %d",

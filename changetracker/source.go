@@ -93,7 +93,7 @@ func (s *store) replace(from string, services map[types.NamespacedName]perFamily
 	s.mu.Lock()
 	defer s.unlock()
 	note := func(is bool) { changed = changed || is }
-	for key, at := range s.homes {
+	for key, at := range s.owners {
 		if key.from == from {
 			note(s.evict(key, at))
 		}

@@ -18,8 +18,8 @@ type store struct {
 	mu       sync.Mutex
 	node     Node
 	families perFamily[*family] // nil: not tracked; does not change
-	// homes finds an EndpointSlice by its own name, independent of its labels (W-02).
-	homes    map[sliceKey]home
+	// owners finds an EndpointSlice by its own name, independent of its labels (W-02).
+	owners   map[sliceKey]sliceOwner
 	parser   sliceParser
 	places   placeNames
 	problems problemSet
@@ -37,7 +37,7 @@ func newStore(o Options) (*store, error) {
 	c := newConfig(o)
 	s := &store{
 		config: c, node: o.Node.canonical(), parser: sliceParser{config: c},
-		homes: map[sliceKey]home{}, places: placeNames{}, problems: newProblemSet(), gate: newGate(&o),
+		owners: map[sliceKey]sliceOwner{}, places: placeNames{}, problems: newProblemSet(), gate: newGate(&o),
 	}
 	c.warn = func(message string, fields ...zap.Field) {
 		s.lines = append(s.lines, logLine{message: message, fields: fields})
@@ -120,7 +120,7 @@ func (s *store) updateSlice(from string, slice *discovery.EndpointSlice, remove 
 	s.mu.Lock()
 	defer s.unlock()
 	key := sliceKey{from: from, NamespacedName: types.NamespacedName{Namespace: slice.Namespace, Name: slice.Name}}
-	was, is := s.homes[key], home{}
+	was, is := s.owners[key], sliceOwner{}
 	if !remove {
 		is = s.homeOf(slice)
 	}
@@ -132,7 +132,7 @@ func (s *store) updateSlice(from string, slice *discovery.EndpointSlice, remove 
 	}
 	found := findings{object: objectKey{from: from, kind: kindEndpointSlice, NamespacedName: key.NamespacedName}}
 	if is.family != nil {
-		s.homes[key] = is
+		s.owners[key] = is
 		changed = s.storeSlice(key, slice, is, &found) || changed
 	}
 	s.report(found)
@@ -141,13 +141,13 @@ func (s *store) updateSlice(from string, slice *discovery.EndpointSlice, remove 
 
 // home is the Service that a slice belongs to, in the family of the slice. It is the zero
 // value for slices that are ignored.
-type home struct {
+type sliceOwner struct {
 	family  *family
 	service types.NamespacedName
 }
 
 // homeOf returns the home of a slice (EPS-01, EPS-02).
-func (s *store) homeOf(slice *discovery.EndpointSlice) home {
+func (s *store) homeOf(slice *discovery.EndpointSlice) sliceOwner {
 	service := serviceOf(slice)
 	index := ipv4
 	switch slice.AddressType {
@@ -155,25 +155,25 @@ func (s *store) homeOf(slice *discovery.EndpointSlice) home {
 	case discovery.AddressTypeIPv6:
 		index = ipv6
 	case discovery.AddressTypeFQDN:
-		return home{}
+		return sliceOwner{}
 	default:
-		return home{}
+		return sliceOwner{}
 	}
 	if service.Name == "" || s.families[index] == nil {
-		return home{}
+		return sliceOwner{}
 	}
-	return home{family: s.families[index], service: service}
+	return sliceOwner{family: s.families[index], service: service}
 }
 
 // evict removes a slice from its home, with its triggers.
-func (s *store) evict(key sliceKey, from home) (changed bool) {
-	delete(s.homes, key)
+func (s *store) evict(key sliceKey, from sliceOwner) (changed bool) {
+	delete(s.owners, key)
 	from.family.triggers.dropSlice(from.service, key.sliceName())
 	return from.family.placeSlice(from.service, key.sliceName(), nil)
 }
 
 // storeSlice stores a slice in its home.
-func (s *store) storeSlice(key sliceKey, slice *discovery.EndpointSlice, into home, f *findings) (changed bool) {
+func (s *store) storeSlice(key sliceKey, slice *discovery.EndpointSlice, into sliceOwner, f *findings) (changed bool) {
 	name := key.sliceName()
 	s.parser.cluster, s.parser.nodesKnown = s.options.clusterOf(key.from, slice)
 	ports, endpoints := s.parser.parse(slice, into.family.index, f)

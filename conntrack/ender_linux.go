@@ -156,7 +156,7 @@ func (e *ender) round(now time.Time, log *zap.Logger) time.Duration {
 	if !begun {
 		return 0
 	}
-	e.take(now)
+	e.startWaiting(now)
 	err := e.work(now)
 	e.record(err, log)
 	if err != nil {
@@ -167,8 +167,8 @@ func (e *ender) round(now time.Time, log *zap.Logger) time.Duration {
 	return e.next(now)
 }
 
-// take begins with connections that wait, as far as there is room.
-func (e *ender) take(now time.Time) {
+// startWaiting begins with connections that wait, as far as there is room.
+func (e *ender) startWaiting(now time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	n := min(len(e.queue), maxResetting-len(e.active), roundSize)

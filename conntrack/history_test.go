@@ -292,8 +292,8 @@ func (h *history) open(f desired.Flow) {
 	}
 }
 
-// settle syncs until a sync succeeds, and checks that no flow is stale.
-func (h *history) settle(ctx context.Context, step int) {
+// syncUntilRight syncs until a sync succeeds, and checks that no flow is stale.
+func (h *history) syncUntilRight(ctx context.Context, step int) {
 	for attempt := 0; ; attempt++ {
 		engineFails := step >= 0 && attempt < 3 && h.rand.IntN(6) == 0
 		h.broken = step >= 0 && attempt < 3 && h.rand.IntN(4) == 0
@@ -338,12 +338,12 @@ func (h *history) run() {
 		done := make(chan error, 1)
 		go func() { done <- h.p.Run(ctx) }()
 		synctest.Wait() // the first sync needs no request
-		h.settle(ctx, -1)
+		h.syncUntilRight(ctx, -1)
 		for step := range 25 {
 			for range 1 + h.rand.IntN(3) {
 				h.change()
 			}
-			h.settle(ctx, step)
+			h.syncUntilRight(ctx, step)
 			h.traffic()
 		}
 		before := h.checks

@@ -13,26 +13,26 @@ import (
 // Resolve decides what the data plane must do for one service port. ok is false if the State
 // has no such service port.
 func (r *Resolver) Resolve(state *changetracker.State, name changetracker.ServicePortName) (s *Service, ok bool) {
-	t, ok := r.resolve(state, name, taken{})
+	t, ok := r.resolve(state, name, selected{})
 	return t.service, ok
 }
 
 // resolve is Resolve that goes on from an earlier version, which may be empty.
-func (r *Resolver) resolve(state *changetracker.State, name changetracker.ServicePortName, since taken) (t taken, ok bool) {
+func (r *Resolver) resolve(state *changetracker.State, name changetracker.ServicePortName, since selected) (t selected, ok bool) {
 	port, ok := state.Service(name)
 	if !ok {
-		return taken{}, false
+		return selected{}, false
 	}
 	protocol, ok := ProtocolOf(name.Protocol)
 	if !ok {
-		return taken{}, false
+		return selected{}, false
 	}
 	s := &Service{Name: name, Protocol: protocol, Affinity: port.SessionAffinity, Port: port}
 	if r.EditSelection != nil {
 		s.Frontends = r.frontends(s, r.takeEdited(s, state))
-		return taken{service: s}, true
+		return selected{service: s}, true
 	}
-	t = r.take(s, state, since)
+	t = r.setEndpoints(s, state, since)
 	s.Frontends = r.frontends(s, t.choice.Any)
 	return t, true
 }

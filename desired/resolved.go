@@ -33,7 +33,7 @@ type Resolved struct {
 	kept        kept
 	// known are service ports as they were resolved when they were programmed, with the frontends that
 	// they ask for.
-	known map[changetracker.ServicePortName]taken
+	known map[changetracker.ServicePortName]selected
 }
 
 // kept are service ports that differ from those of a State, because programming them failed.

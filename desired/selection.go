@@ -13,14 +13,14 @@ import (
 
 // taken is a service port with its endpoints, and what they were made from, so that the next version
 // is made from those that have changed.
-type taken struct {
+type selected struct {
 	service *Service
 	choice  changetracker.Choice
 	here    Endpoints // of whose addresses OnNode is
 }
 
 // continues reports whether the lists of an earlier version differ only by endpoints that changed.
-func (t *taken) continues(since *taken) bool {
+func (t *selected) continues(since *selected) bool {
 	if since.service == nil {
 		return false
 	}
@@ -29,16 +29,16 @@ func (t *taken) continues(since *taken) bool {
 		p.UsesClusterEndpoints() == was.UsesClusterEndpoints() && p.UsesLocalEndpoints() == was.UsesLocalEndpoints()
 }
 
-// take sets the endpoints of a Service. since is an earlier version for this service port by this
-// Resolver, or empty: take costs what has changed since then.
-func (r *Resolver) take(s *Service, state *changetracker.State, since taken) taken {
-	t := taken{service: s}
+// setEndpoints sets the endpoints of a Service. since is an earlier version for this service port by this
+// Resolver, or empty: it costs what has changed since then.
+func (r *Resolver) setEndpoints(s *Service, state *changetracker.State, since selected) selected {
+	t := selected{service: s}
 	t.choice, _ = state.For(r.Node).Choose(s.Name, &since.choice)
 	was, choice := &Service{}, &t.choice
 	if t.continues(&since) {
 		was = since.service
 	} else {
-		since = taken{}
+		since = selected{}
 	}
 	all, cluster, local := choice.Len()
 	clusterEnds, localEnds := choice.Terminating()

@@ -27,25 +27,25 @@ type Updater struct {
 	// the service ports that differ from it, because they failed.
 	programmed *Resolved
 	kept       kept
-	// unheld are the Keys that one service port has given up for another one that failed.
-	unheld map[Key]bool
-	retry  []changetracker.ServicePortName // in the next Update
+	// unowned are the Keys that one service port has given up for another one that failed.
+	unowned map[Key]bool
+	retry   []changetracker.ServicePortName // in the next Update
 	// lost are the Keys that service ports ask for and do not get in the last Update.
 	lost map[changetracker.ServicePortName][]Key
 	last Update // until Done
 	// known are service ports as they are programmed: those with many endpoints, because resolving them
 	// again costs much, and all if there is an EditSelection, because it may decide otherwise now. next
 	// are those of the last Update.
-	known map[changetracker.ServicePortName]taken
-	next  []taken
+	known map[changetracker.ServicePortName]selected
+	next  []selected
 }
 
 // NewUpdater returns an Updater that has programmed nothing yet. The ports of the important
 // Services come before all others.
 func NewUpdater(important ...types.NamespacedName) *Updater {
 	u := &Updater{
-		rank: map[types.NamespacedName]int{}, lost: map[changetracker.ServicePortName][]Key{}, known: map[changetracker.ServicePortName]taken{},
-		kept: kept{map[changetracker.ServicePortName]keptPort{}, map[Key]changetracker.ServicePortName{}}, unheld: map[Key]bool{},
+		rank: map[types.NamespacedName]int{}, lost: map[changetracker.ServicePortName][]Key{}, known: map[changetracker.ServicePortName]selected{},
+		kept: kept{map[changetracker.ServicePortName]keptPort{}, map[Key]changetracker.ServicePortName{}}, unowned: map[Key]bool{},
 	}
 	for _, name := range important {
 		if u.rank[name] == 0 {
@@ -102,7 +102,7 @@ func (c *changed) everything() []Change {
 		changes = append(changes, Change{Name: s.Name, Before: was, After: s})
 		c.note(s)
 		if c.Now.resolver.EditSelection != nil {
-			c.next = append(c.next, taken{service: s})
+			c.next = append(c.next, selected{service: s})
 		}
 	}
 	for name, was := range before {
@@ -160,7 +160,7 @@ func (u *Updater) Done(failed []changetracker.ServicePortName) []Applied {
 	outcomes := u.last.Applied(failed)
 	was, now := *u.last.Was, u.last.Now
 	for _, key := range u.last.Gone {
-		delete(u.unheld, key)
+		delete(u.unowned, key)
 	}
 	if u.last.Full {
 		clear(u.known)
@@ -187,7 +187,7 @@ func (u *Updater) giveUp(was *Service, now *Resolved) {
 		holder, wanted := now.holder(key)
 		_, failed := u.kept.services[holder]
 		if _, held := u.kept.holders[key]; wanted && failed && !held {
-			u.unheld[key] = true
+			u.unowned[key] = true
 		}
 	}
 }
@@ -200,9 +200,9 @@ func (u *Updater) keep(o *Applied, had *Resolved) {
 		u.release(o.Name, old.service)
 	}
 	if !o.Failed {
-		if len(u.unheld) > 0 {
+		if len(u.unowned) > 0 {
 			for key := range o.Is.keys() {
-				delete(u.unheld, key)
+				delete(u.unowned, key)
 			}
 		}
 		return
@@ -342,7 +342,7 @@ func (c *changed) resolve() {
 			c.next = append(c.next, t)
 		}
 		if ok {
-			change.After = c.settle(t.service)
+			change.After = c.ownFrontends(t.service)
 		} else {
 			delete(c.lost, change.Name)
 		}
@@ -363,8 +363,8 @@ func (c *changed) before(name changetracker.ServicePortName) *Service {
 	return nil
 }
 
-// settle returns a service port without the frontends that others get.
-func (c *changed) settle(s *Service) *Service {
+// ownFrontends returns a service port without the frontends that others get.
+func (c *changed) ownFrontends(s *Service) *Service {
 	if _, moved := c.moved[s.Name]; !moved {
 		return s.without(c.lost[s.Name])
 	}
@@ -390,7 +390,7 @@ func (c *changed) gone() (gone []Key) {
 			}
 		}
 	}
-	for key := range c.unheld {
+	for key := range c.unowned {
 		if !c.Now.has(key) {
 			gone = append(gone, key)
 		}

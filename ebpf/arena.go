@@ -27,8 +27,8 @@ func rounded(n uint32) uint32 {
 	return power
 }
 
-// take returns a block for n indices. ok is false if there is none.
-func (a *arena) take(n uint32) (b block, ok bool) {
+// allocate returns a block for n indices. ok is false if there is none.
+func (a *arena) allocate(n uint32) (b block, ok bool) {
 	size := rounded(n)
 	if free := a.free[size]; len(free) > 0 {
 		a.free[size] = free[:len(free)-1]

@@ -26,7 +26,7 @@ func TestArena(t *testing.T) {
 	}
 	for id := 1; id < 20_000; id++ {
 		if n := uint32(1 + random.IntN(40)); random.IntN(2) == 0 {
-			if b, ok := a.take(n); ok {
+			if b, ok := a.allocate(n); ok {
 				if b.size < n || b.size >= 2*n && n > 1 {
 					t.Fatalf("block for %d has size %d", n, b.size)
 				}

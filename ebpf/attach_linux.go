@@ -381,7 +381,7 @@ func (p *programs) attachOne(from []string, work, name string, w wantedLink, pro
 			err = errors.Join(err, bpfx.Close(one))
 		}
 	}()
-	if one, err = p.take(from, work, name); err == nil {
+	if one, err = p.movePinned(from, work, name); err == nil {
 		return one, p.change(func() error { return one.Update(program) })
 	}
 	err = p.change(func() (err error) {
@@ -394,8 +394,8 @@ func (p *programs) attachOne(from []string, work, name string, w wantedLink, pro
 	return one, p.repin(one, filepath.Join(work, name)) // one that somebody has detached may be there
 }
 
-// take opens a link that is pinned in one of the folders, and moves it to another one.
-func (p *programs) take(from []string, to, name string) (one link.Link, err error) {
+// movePinned opens a link that is pinned in one of the folders, and moves it to another one.
+func (p *programs) movePinned(from []string, to, name string) (one link.Link, err error) {
 	for _, dir := range from {
 		path := filepath.Join(dir, name)
 		if one, _, err = openLink(path); err != nil {
@@ -452,7 +452,7 @@ func (p *programs) damaged() string {
 // close releases what this process holds.
 func (p *programs) close() error {
 	if list := p.config.Sockets.Namespaces; list != nil {
-		list.leave(p.shared[mapNamespaces])
+		list.removeUser(p.shared[mapNamespaces])
 	}
 	closeLinks(p.attached)
 	errs := []error{p.shared.close()}

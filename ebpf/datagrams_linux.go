@@ -282,7 +282,7 @@ func (d *datagrams) look(ctx context.Context) bool {
 	stale, err := d.stale()
 	var left []connected
 	if err == nil && len(stale) > 0 {
-		left, err = d.end(ctx, stale, "UDP sockets ended: their endpoint is gone")
+		left, err = d.endSockets(ctx, stale, "UDP sockets ended: their endpoint is gone")
 	}
 	var problem string
 	switch {
@@ -318,7 +318,7 @@ func (d *datagrams) endAll(peers *ebpf.Map) error {
 	all, err := d.stale() // as nothing serves
 	if err == nil && len(all) > 0 {
 		var left []connected
-		left, err = d.end(context.Background(), all, "UDP sockets ended: they would keep their endpoint for ever") //nolint:forbidigo // it is soon done
+		left, err = d.endSockets(context.Background(), all, "UDP sockets ended: they would keep their endpoint for ever") //nolint:forbidigo // it is soon done
 		if len(left) > 0 {
 			d.log.Warn("connected UDP sockets keep their endpoints, even if those go: their network namespaces were not found, restart their programs", zap.Int("sockets", len(left)))
 		}
@@ -394,8 +394,8 @@ func iterate(program *ebpf.Program, over *ebpf.Map) (written []byte, err error) 
 	return io.ReadAll(all)
 }
 
-// end ends sockets, and returns those that could not be reached.
-func (d *datagrams) end(ctx context.Context, stale []connected, message string) (left []connected, err error) {
+// endSockets ends sockets, and returns those that could not be reached.
+func (d *datagrams) endSockets(ctx context.Context, stale []connected, message string) (left []connected, err error) {
 	byNS := map[uint64][]connected{}
 	for _, c := range stale {
 		byNS[c.netNS] = append(byNS[c.netNS], c)

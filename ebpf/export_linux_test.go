@@ -56,7 +56,7 @@ func (k interposed) setEndpoints(first uint32, endpoints desired.Endpoints) {
 	k.store(func() { k.tables.setEndpoints(first, endpoints) })
 }
 
-func (k interposed) settle() error { return k.call(k.tables.settle) }
+func (k interposed) awaitGracePeriod() error { return k.call(k.tables.awaitGracePeriod) }
 
 // Retry does what Watch does from time to time.
 func (e *Engine) Retry() error { return e.retry() }

@@ -99,7 +99,7 @@ func (f *forwarder) apply(update *desired.Update, failed []*proxier.ServiceError
 	for _, one := range failed {
 		keep[one.Name] = true
 	}
-	writes, err := f.write(f.take(update, keep), update.Full)
+	writes, err := f.write(f.updateIndex(update, keep), update.Full)
 	if err != nil {
 		f.log.Warn("the maps of the fast path are not up to date: trying again", zap.Error(err))
 	}
@@ -302,8 +302,8 @@ func parseFlowKey(b []byte) (k flowKey) {
 	return k
 }
 
-// take gives the index an update, and returns what may differ from the kernel.
-func (f *forwarder) take(update *desired.Update, keep map[changetracker.ServicePortName]bool) (touched []flowKey) {
+// updateIndex gives the index an update, and returns what may differ from the kernel.
+func (f *forwarder) updateIndex(update *desired.Update, keep map[changetracker.ServicePortName]bool) (touched []flowKey) {
 	if update.Full {
 		before := f.index
 		f.index = newFlowIndex()

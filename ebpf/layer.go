@@ -23,11 +23,11 @@ type kernel interface {
 	// rangeAt and setRange access one word, at an index below the capacity.
 	rangeAt(at place) endpointRange
 	setRange(at place, p endpointRange)
-	// setEndpoints writes to indices that no range names, and that none has named since settle.
+	// setEndpoints writes to indices that no range names, and that none has named since awaitGracePeriod.
 	setEndpoints(first uint32, endpoints desired.Endpoints)
 	hasEndpoints(first uint32, endpoints desired.Endpoints) bool
-	// settle returns when no program uses any more what it read before.
-	settle() error
+	// awaitGracePeriod returns when no program uses any more what it read before.
+	awaitGracePeriod() error
 	// close releases what this process holds. Programs that use the maps keep them.
 	close() error
 }
@@ -75,9 +75,9 @@ type layer struct {
 	blocks   *arena
 	sequence uint16
 	writes   int // of this Apply
-	// waiting is what programs may still use; settling is too, and free when settled has a value.
-	waiting, settling []released
-	settled           chan error
+	// waiting is what programs may still use; inGracePeriod is too, and free when gracePeriod has a value.
+	waiting, inGracePeriod []released
+	gracePeriod            chan error
 }
 
 // released are indices that are not in use any more.
@@ -93,8 +93,8 @@ type service struct {
 	blocks [scopes]block
 }
 
-// settleFrom is how many blocks wait until the kernel is asked to settle, which takes milliseconds.
-const settleFrom = 256
+// graceFrom is how many blocks wait until the kernel is asked to awaitGracePeriod, which takes milliseconds.
+const graceFrom = 256
 
 // load starts from what is in the maps. Nothing is written. It returns the frontends that are not
 // adopted for one of the service ports: remove them. Maps that another program has written to are
@@ -104,12 +104,12 @@ func (l *layer) load(wanted map[changetracker.ServicePortName]*carried) (orphans
 	if err := l.abandon(); err != nil {
 		return nil, err
 	}
-	settled := make(chan error, 1)
+	gracePeriod := make(chan error, 1)
 	if l.unused {
 		l.unused = false
-		settled <- nil
+		gracePeriod <- nil
 	} else {
-		go func(k kernel) { settled <- k.settle() }(l.kernel)
+		go func(k kernel) { gracePeriod <- k.awaitGracePeriod() }(l.kernel)
 	}
 	have, err := l.kernel.frontends()
 	next := layer{kernel: l.kernel, services: make(map[changetracker.ServicePortName]*service, len(wanted)), held: len(have)}
@@ -124,7 +124,7 @@ func (l *layer) load(wanted map[changetracker.ServicePortName]*carried) (orphans
 			}
 		}
 	}
-	if err := errors.Join(err, <-settled); err != nil {
+	if err := errors.Join(err, <-gracePeriod); err != nil {
 		return nil, err
 	}
 	if !ok {
@@ -140,10 +140,10 @@ func (l *layer) load(wanted map[changetracker.ServicePortName]*carried) (orphans
 
 // abandon forgets what waits.
 func (l *layer) abandon() (err error) {
-	if l.settled != nil {
-		err = <-l.settled
+	if l.gracePeriod != nil {
+		err = <-l.gracePeriod
 	}
-	l.waiting, l.settling, l.settled = nil, nil, nil
+	l.waiting, l.inGracePeriod, l.gracePeriod = nil, nil, nil
 	return err
 }
 
@@ -433,7 +433,7 @@ var errFull = errors.New("maps are full")
 // fill writes and publishes the endpoints of a service port; s is nil if it is new.
 func (l *layer) fill(s *service, w *carried) (*service, error) {
 	if s == nil {
-		id, ok := l.ids.take(1)
+		id, ok := l.ids.allocate(1)
 		if !ok {
 			return nil, errFull
 		}
@@ -446,7 +446,7 @@ func (l *layer) fill(s *service, w *carried) (*service, error) {
 		if endpoints.Len() == 0 || s.endpoints[scope].Equal(endpoints) {
 			continue
 		}
-		b, ok := l.blocks.take(uint32(endpoints.Len()))
+		b, ok := l.blocks.allocate(uint32(endpoints.Len()))
 		if !ok {
 			return s, errFull
 		}
@@ -477,36 +477,36 @@ func (l *layer) wait(a *arena, b block) {
 
 // free gives back what no program uses any more. With wait, that is all; without, it never waits.
 func (l *layer) free(wait bool) error {
-	if l.settled != nil {
-		if !wait && len(l.settled) == 0 {
+	if l.gracePeriod != nil {
+		if !wait && len(l.gracePeriod) == 0 {
 			return nil
 		}
-		if err := l.give(<-l.settled); err != nil {
+		if err := l.give(<-l.gracePeriod); err != nil {
 			return err
 		}
 	}
-	if n := len(l.waiting); n == 0 || n < settleFrom && !wait {
+	if n := len(l.waiting); n == 0 || n < graceFrom && !wait {
 		return nil
 	}
-	l.settling, l.waiting = l.waiting, nil
+	l.inGracePeriod, l.waiting = l.waiting, nil
 	if wait {
-		return l.give(l.kernel.settle())
+		return l.give(l.kernel.awaitGracePeriod())
 	}
-	l.settled = make(chan error, 1)
-	go func(k kernel, done chan<- error) { done <- k.settle() }(l.kernel, l.settled)
+	l.gracePeriod = make(chan error, 1)
+	go func(k kernel, done chan<- error) { done <- k.awaitGracePeriod() }(l.kernel, l.gracePeriod)
 	return nil
 }
 
-// give gives back what has settled.
+// give gives back what has gracePeriod.
 func (l *layer) give(err error) error {
 	if err != nil {
-		l.waiting = append(l.waiting, l.settling...)
+		l.waiting = append(l.waiting, l.inGracePeriod...)
 	} else {
-		for _, r := range l.settling {
+		for _, r := range l.inGracePeriod {
 			r.arena.give(r.block)
 		}
 	}
-	l.settled, l.settling = nil, nil
+	l.gracePeriod, l.inGracePeriod = nil, nil
 	return err
 }
 

@@ -97,8 +97,8 @@ func (m *memory) hasEndpoints(first uint32, endpoints desired.Endpoints) bool {
 	return slices.Equal(m.ends[first:int(first)+endpoints.Len()], endpoints.Slice())
 }
 
-// settle ends all programs that have begun. New ones begin meanwhile.
-func (m *memory) settle() error {
+// awaitGracePeriod ends all programs that have begun. New ones begin meanwhile.
+func (m *memory) awaitGracePeriod() error {
 	for _, r := range slices.Clone(m.readers) {
 		for r.step < done {
 			m.advance(r)

@@ -92,7 +92,7 @@ func deleted(from interface{ Delete(key any) error }, key any) error {
 	return nil
 }
 
-func (n *Namespaces) leave(user *ebpf.Map) {
+func (n *Namespaces) removeUser(user *ebpf.Map) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.users, user)

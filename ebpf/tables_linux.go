@@ -38,7 +38,7 @@ type tables struct {
 	maps                mapSet
 	size                capacity
 	services, endpoints []byte
-	settling            *ebpf.Map // private; see settle
+	inGracePeriod       *ebpf.Map // private; see awaitGracePeriod
 }
 
 // spec is the compiled object of a family.
@@ -85,7 +85,7 @@ func mapped(family v1.IPFamily, all mapSet) (_ *tables, err error) {
 		return nil, unavailable("map an array into memory", err)
 	}
 	inner := &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
-	m.settling, err = ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 1, InnerMap: inner})
+	m.inGracePeriod, err = ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 1, InnerMap: inner})
 	if err != nil {
 		return nil, unavailable("create a map of maps", err)
 	}
@@ -100,7 +100,7 @@ func mapMemory(m *ebpf.Map) ([]byte, error) {
 }
 
 func (m *tables) close() error {
-	errs := []error{m.maps.close(), bpfx.Close(m.settling)}
+	errs := []error{m.maps.close(), bpfx.Close(m.inGracePeriod)}
 	for _, memory := range [][]byte{m.services, m.endpoints} {
 		if memory != nil {
 			errs = append(errs, unix.Munmap(memory))
@@ -248,12 +248,12 @@ func (m *tables) encode(e netip.AddrPort) (is [24]byte) {
 	return is
 }
 
-// settle changes a map of maps: then the kernel waits for an RCU grace period, in which each
+// awaitGracePeriod changes a map of maps: then the kernel waits for an RCU grace period, in which each
 // program that is running ends. There is no call that does only that.
-func (m *tables) settle() error {
+func (m *tables) awaitGracePeriod() error {
 	inner, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
 	if err == nil {
-		err = errors.Join(m.settling.Put(uint32(0), inner), bpfx.Close(inner))
+		err = errors.Join(m.inGracePeriod.Put(uint32(0), inner), bpfx.Close(inner))
 	}
 	if err != nil {
 		return fmt.Errorf("wait until no program uses removed endpoints: %w", err)

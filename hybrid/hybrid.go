@@ -117,7 +117,7 @@ func (h *Engine) program(ctx context.Context, first []desired.Update, moves map[
 	if err := errors.Join(errs...); err != nil {
 		return total, err // the next update is full
 	}
-	for i, u := range h.leave(first, moves) {
+	for i, u := range h.givenUp(first, moves) {
 		if len(u.Changes) > 0 {
 			slices.SortFunc(u.Changes, func(a, b desired.Change) int { return a.Name.Compare(b.Name) })
 			errs = append(errs, h.applyTo(ctx, i, u, &total, nil))
@@ -139,8 +139,8 @@ func (h *Engine) applyTo(ctx context.Context, member int, u desired.Update, tota
 	return err
 }
 
-// leave returns the updates in which members give up what has moved.
-func (h *Engine) leave(first []desired.Update, moves map[changetracker.ServicePortName]move) []desired.Update {
+// givenUp returns the updates in which members give up what has moved.
+func (h *Engine) givenUp(first []desired.Update, moves map[changetracker.ServicePortName]move) []desired.Update {
 	last := make([]desired.Update, len(h.members))
 	for i, of := range first {
 		last[i] = desired.Update{Family: of.Family, Was: of.Was, Now: of.Now, Globals: of.Globals}

@@ -48,7 +48,7 @@ func (o *outage) until(ctx context.Context, failed func(error), request func() e
 	if ctx.Err() != nil {
 		return ctx.Err() // after a refused connection, client-go would pause first
 	}
-	o.end()
+	o.wakeAll()
 	return err
 }
 
@@ -80,8 +80,8 @@ func (o *outage) next(ctx context.Context, rest time.Duration, request func()) {
 	request()
 }
 
-// end wakes all that wait.
-func (o *outage) end() {
+// wakeAll wakes all that wait.
+func (o *outage) wakeAll() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	close(o.over)

@@ -129,8 +129,8 @@ func (c *claims) change(t *testing.T) {
 	}
 }
 
-// settle makes everything work, and waits until the node says that it has all changes.
-func (c *claims) settle(t *testing.T) {
+// awaitAll makes everything work, and waits until the node says that it has all changes.
+func (c *claims) awaitAll(t *testing.T) {
 	t.Helper()
 	c.slow.change(true)
 	c.works()
@@ -152,7 +152,7 @@ type slowEngine struct {
 	*proxiertest.RecordingEngine
 
 	mu      sync.Mutex // guards all below
-	settles bool       // no change comes
+	quiet   bool       // no change comes
 	changed chan struct{}
 }
 
@@ -185,13 +185,13 @@ func (e *slowEngine) next() <-chan struct{} {
 }
 
 // change ends the waiting, and says whether the next Apply may wait.
-func (e *slowEngine) change(settles bool) {
+func (e *slowEngine) change(quiet bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if !e.settles {
+	if !e.quiet {
 		close(e.changed)
 	}
-	if e.settles = settles; !settles {
+	if e.quiet = quiet; !quiet {
 		e.changed = make(chan struct{})
 	}
 }
@@ -237,7 +237,7 @@ func TestANodeHasWhatItSays(t *testing.T) {
 							c.check(t)
 						}
 					}
-					c.settle(t)
+					c.awaitAll(t)
 				}
 			})
 		}

@@ -42,7 +42,7 @@ func (e *Engine) apply(ctx context.Context, update *desired.Update) error {
 	if err := e.write(ctx, update.Full); err != nil {
 		return err
 	}
-	e.tally.applied(update, e.model)
+	e.totals.applied(update, e.model)
 	e.trusted = true
 	return e.allowLocalnet()
 }
@@ -58,7 +58,7 @@ func (e *Engine) set(name changetracker.ServicePortName, p *portPlan) {
 	if p != nil {
 		e.updated[name] = step{before: e.model.ports[name], after: p}
 	}
-	e.tally.own(name, p)
+	e.totals.own(name, p)
 	e.model.set(name, p)
 }
 
@@ -85,7 +85,7 @@ func (e *Engine) writeOnce(ctx context.Context, everything bool) (text string, e
 	if err := e.guard.wrote(e.effectOf(s, everything)); err != nil {
 		return "", err
 	}
-	e.settleTally()
+	e.addDeleted()
 	return "", nil
 }
 

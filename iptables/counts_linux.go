@@ -43,22 +43,22 @@ type endings struct {
 	lost bool
 }
 
-// tally turns counters into the numbers of service ports.
-type tally struct {
+// totals turns counters into the numbers of service ports.
+type totals struct {
 	ledger *counting.Ledger[counterKey]
 	owners map[string]changetracker.ServicePortName // of chains
 	begun  bool
 }
 
-func newTally(on bool) *tally {
+func newTotals(on bool) *totals {
 	if !on {
 		return nil
 	}
-	return &tally{ledger: counting.NewLedger[counterKey](), owners: map[string]changetracker.ServicePortName{}}
+	return &totals{ledger: counting.NewLedger[counterKey](), owners: map[string]changetracker.ServicePortName{}}
 }
 
 // own records the chains of a service port that an update sets.
-func (t *tally) own(name changetracker.ServicePortName, p *portPlan) {
+func (t *totals) own(name changetracker.ServicePortName, p *portPlan) {
 	if t == nil || p == nil {
 		return
 	}
@@ -68,7 +68,7 @@ func (t *tally) own(name changetracker.ServicePortName, p *portPlan) {
 }
 
 // ownerOf returns the zero Owner for chains of nobody.
-func (t *tally) ownerOf(k counterKey) counting.Owner {
+func (t *totals) ownerOf(k counterKey) counting.Owner {
 	name, ok := t.owners[k.chain]
 	if !ok {
 		return counting.Owner{}
@@ -76,13 +76,13 @@ func (t *tally) ownerOf(k counterKey) counting.Owner {
 	return counting.Owner{Name: name, Endpoint: k.endpoint}
 }
 
-func (t *tally) add(k counterKey, value uint64) {
+func (t *totals) add(k counterKey, value uint64) {
 	t.ledger.Add(k, value, t.ownerOf(k), t.ledger.Clock())
 }
 
 // beginTally runs before the first write: what rules have counted before is nobody's.
 func (e *Engine) beginTally(ctx context.Context) error {
-	t := e.tally
+	t := e.totals
 	if t == nil || t.begun {
 		return nil
 	}
@@ -99,9 +99,9 @@ func (e *Engine) beginTally(ctx context.Context) error {
 	return nil
 }
 
-// settleTally adds what deleted rules have counted.
-func (e *Engine) settleTally() {
-	t := e.tally
+// addDeleted adds what deleted rules have counted.
+func (e *Engine) addDeleted() {
+	t := e.totals
 	if t == nil {
 		return
 	}
@@ -119,7 +119,7 @@ func (e *Engine) settleTally() {
 }
 
 // applied is called after an update. A full one forgets the owners of chains that are gone.
-func (t *tally) applied(update *desired.Update, m *model) {
+func (t *totals) applied(update *desired.Update, m *model) {
 	if t == nil {
 		return
 	}
@@ -136,12 +136,12 @@ func (t *tally) applied(update *desired.Update, m *model) {
 // Counts is for proxier.Abilities: it reads the counters of the rules from the kernel. It waits
 // for a sync, and a sync waits for it.
 func (e *Engine) Counts(ctx context.Context) (connection.Counts, error) {
-	if e.tally == nil {
+	if e.totals == nil {
 		return connection.Counts{}, counting.ErrOff
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	t := e.tally
+	t := e.totals
 	if e.guard.watcher == nil || e.model == nil {
 		return t.ledger.Counts(), nil // nothing was written yet
 	}
@@ -149,7 +149,7 @@ func (e *Engine) Counts(ctx context.Context) (connection.Counts, error) {
 	if err != nil {
 		return connection.Counts{}, fmt.Errorf("read counters of rules: %w", err)
 	}
-	e.settleTally()
+	e.addDeleted()
 	for k, value := range values {
 		t.add(k, value)
 	}

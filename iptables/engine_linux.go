@@ -39,7 +39,7 @@ type Engine struct {
 	refused []*proxier.ServiceError // in the current update
 	// counts means that rules can count by nfacct.
 	counts   bool
-	tally    *tally // of new connections; nil if they are not counted
+	totals   *totals // of new connections; nil if they are not counted
 	report   proxier.ApplyReport
 	left     []desired.Key // Result.Left of the next Apply that succeeds
 	guard    guard
@@ -59,7 +59,7 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 	log := lightdeps.Logger(deps.Logger, "iptables", family)
 	e := &Engine{
 		config: config, family: family, log: log, written: make(chan struct{}, 1), watchPeriod: watchPeriod,
-		tally:    newTally(config.CountConnections),
+		totals:   newTotals(config.CountConnections),
 		localnet: localnet{netNS: config.NetNS, log: log},
 	}
 	e.open = func(ctx context.Context) (kernel, error) { return openTool(ctx, e.toolConfig(config.Variant)) }

@@ -77,7 +77,7 @@ func aService(ip string) []history.HistoryStep {
 		{Kind: history.SetService, Service: web},
 		{Kind: history.SetSlice, Slice: slice},
 		{Kind: history.RunSync},
-		{Kind: history.Settle},
+		{Kind: history.Converge},
 	}
 }
 

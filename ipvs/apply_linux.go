@@ -72,8 +72,8 @@ func (e *Engine) apply(ctx context.Context, update *desired.Update) error {
 		e.disconnect()
 		return err
 	}
-	if e.tally != nil {
-		e.tally.ledger.Applied(update)
+	if e.totals != nil {
+		e.totals.ledger.Applied(update)
 	}
 	e.trusted, e.found = true, nil
 	return nil
@@ -100,7 +100,7 @@ func (e *Engine) program(ctx context.Context, update *desired.Update) error {
 		return err
 	}
 	if len(held) > 0 {
-		e.system.settle()
+		e.system.waitForPackets()
 	}
 	began := time.Now()
 	e.table.writes = 0

@@ -21,7 +21,7 @@ func (e *Engine) Cleanup(ctx context.Context) error {
 	defer e.disconnect()
 	err := errors.Join(e.findLeft(), e.removeAll(ctx))
 	if err == nil && e.left != nil {
-		err = e.left.end()
+		err = e.left.deleteRoutes()
 	}
 	if failure := e.firewall.cleanup(ctx); failure != nil {
 		return errors.Join(err, failure)

@@ -17,9 +17,9 @@ type counterKey struct {
 	real   netip.AddrPort
 }
 
-// tally turns the kernel's counters of real servers into the numbers of service ports. It is
+// totals turns the kernel's counters of real servers into the numbers of service ports. It is
 // guarded by Engine.mu.
-type tally struct {
+type totals struct {
 	ledger *counting.Ledger[counterKey]
 	// owners and servers are those of Engine and its table.
 	owners  map[serverKey]changetracker.ServicePortName
@@ -29,11 +29,11 @@ type tally struct {
 	departed map[serverKey]map[netip.AddrPort]time.Time
 }
 
-func newTally(on bool) *tally {
+func newTotals(on bool) *totals {
 	if !on {
 		return nil
 	}
-	return &tally{ledger: counting.NewLedger[counterKey](), departed: map[serverKey]map[netip.AddrPort]time.Time{}}
+	return &totals{ledger: counting.NewLedger[counterKey](), departed: map[serverKey]map[netip.AddrPort]time.Time{}}
 }
 
 // memory is how long deleted real servers are remembered. The kernel needs them until their last
@@ -46,7 +46,7 @@ const memory = 24 * time.Hour
 const statsDelay = 3 * time.Second
 
 // add adds the counters of the real servers of a virtual server.
-func (t *tally) add(server serverKey, of loads, began uint64) {
+func (t *totals) add(server serverKey, of loads, began uint64) {
 	for real, load := range of {
 		k := counterKey{server, real}
 		t.ledger.Add(k, widen(t.ledger.Value(k), load.total), t.ownerOf(k), began)
@@ -55,7 +55,7 @@ func (t *tally) add(server serverKey, of loads, began uint64) {
 
 // ownerOf returns the owner of a counter. That of a draining real server, which session affinity
 // may still choose, counts for the service port alone.
-func (t *tally) ownerOf(k counterKey) (of counting.Owner) {
+func (t *totals) ownerOf(k counterKey) (of counting.Owner) {
 	of.Name = t.owners[k.server]
 	if v := t.servers[k.server]; v != nil && v.reals[k.real] != nil && v.reals[k.real].weight > 0 && of.Name != (changetracker.ServicePortName{}) {
 		of.Endpoint = k.real
@@ -78,12 +78,12 @@ func widen(last uint64, value uint32) uint64 {
 }
 
 // addNow is add with values that were read just now.
-func (t *tally) addNow(server serverKey, of loads) {
+func (t *totals) addNow(server serverKey, of loads) {
 	t.add(server, of, t.ledger.Clock())
 }
 
 // observe adds all counters before a full sync. What they had before the first one is nobody's.
-func (t *tally) observe(all map[serverKey]*virtual) {
+func (t *totals) observe(all map[serverKey]*virtual) {
 	if t == nil {
 		return
 	}
@@ -108,7 +108,7 @@ func (t *tally) observe(all map[serverKey]*virtual) {
 
 // forget is called after a virtual server was deleted, with its real servers: their counters
 // begin at 0.
-func (t *tally) forget(key serverKey) {
+func (t *totals) forget(key serverKey) {
 	for real := range t.departed[key] {
 		t.ledger.Forget(counterKey{key, real})
 	}
@@ -116,7 +116,7 @@ func (t *tally) forget(key serverKey) {
 }
 
 // depart is called after a real server was deleted.
-func (t *tally) depart(key serverKey, real netip.AddrPort) {
+func (t *totals) depart(key serverKey, real netip.AddrPort) {
 	if t.departed[key] == nil {
 		t.departed[key] = map[netip.AddrPort]time.Time{}
 	}
@@ -125,20 +125,20 @@ func (t *tally) depart(key serverKey, real netip.AddrPort) {
 
 // account adds the counters of the real servers of a virtual server, if connections are counted.
 func (t *table) account(key serverKey) error {
-	if t.tally == nil || t.virtuals[key] == nil {
+	if t.totals == nil || t.virtuals[key] == nil {
 		return nil
 	}
 	values, err := t.kernel.Loads(key)
 	if err != nil {
 		return fmt.Errorf("count connections of virtual server %v: %w", key, err)
 	}
-	t.tally.addNow(key, values)
+	t.totals.addNow(key, values)
 	return nil
 }
 
 // accountReturned is account if one of the real servers was deleted before. Connections are counted.
 func (t *table) accountReturned(key serverKey, created []netip.AddrPort) error {
-	departed := t.tally.departed[key]
+	departed := t.totals.departed[key]
 	before := len(departed)
 	for _, real := range created {
 		delete(departed, real)

@@ -10,11 +10,11 @@ import (
 // Counts is for proxier.Abilities: it adds up the kernel's counters of real servers, over all
 // virtual servers of a service port.
 func (e *Engine) Counts(ctx context.Context) (connection.Counts, error) {
-	if e.tally == nil {
+	if e.totals == nil {
 		return connection.Counts{}, counting.ErrOff
 	}
 	e.mu.Lock()
-	began, programmed := e.tally.ledger.Clock(), e.table != nil
+	began, programmed := e.totals.ledger.Clock(), e.table != nil
 	e.mu.Unlock()
 	var all map[serverKey]*virtual
 	if programmed {
@@ -34,8 +34,8 @@ func (e *Engine) Counts(ctx context.Context) (connection.Counts, error) {
 	}
 	for key, v := range all {
 		if e.table != nil && e.table.virtuals[key] != nil {
-			e.tally.add(key, v.loads, began)
+			e.totals.add(key, v.loads, began)
 		}
 	}
-	return e.tally.ledger.Counts(), nil
+	return e.totals.ledger.Counts(), nil
 }

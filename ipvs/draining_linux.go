@@ -143,11 +143,11 @@ func holding(update desired.Update, held map[desired.Key]bool) (first desired.Up
 	return update, then
 }
 
-// settle waits until each packet that was on its way has left the network stack. The kernel
+// waitForPackets waits until each packet that was on its way has left the network stack. The kernel
 // processes packets in read-side critical sections of RCU; membarrier(2) waits for all of them,
 // which takes some 10 ms. Where it is forbidden, a connection that began at that moment may be
 // refused.
-func settle() {
+func waitForPackets() {
 	const global = 1 // MEMBARRIER_CMD_GLOBAL of linux/membarrier.h
 	_, _, _ = unix.Syscall(unix.SYS_MEMBARRIER, global, 0, 0)
 }

@@ -62,7 +62,7 @@ type Engine struct {
 	globals desired.Globals
 	// result is that of the current Apply. Its Left is kept until an Apply succeeds.
 	result proxier.Result
-	tally  *tally // of new connections; nil if they are not counted
+	totals *totals // of new connections; nil if they are not counted
 }
 
 // system is how the engine reaches the machine; tests replace it.
@@ -75,8 +75,8 @@ type system struct {
 	left func() (*left, error)
 	// check checks the kernel settings, and passes warnings to advise.
 	check func(advise func(text string)) error
-	// settle waits for packets that have passed the rules, but not IPVS.
-	settle func()
+	// waitForPackets waits for packets that have passed the rules, but not IPVS.
+	waitForPackets func()
 }
 
 // rules is the part of nftables.Front that the engine uses.
@@ -122,15 +122,15 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 	}
 	e := &Engine{
 		config: config, family: family, rules: front,
-		log: lightdeps.Logger(deps.Logger, "ipvs", family), tally: newTally(config.CountConnections),
+		log: lightdeps.Logger(deps.Logger, "ipvs", family), totals: newTotals(config.CountConnections),
 	}
 	e.system = system{
-		kernel: func() (kernel, error) { return openKernel(config.NetNS, family) },
-		device: func() (vipDevice, error) { return openDevice(config.NetNS, config.Names, number(family)) },
-		loaded: func() (bool, error) { return ipvsLoaded(config.NetNS) },
-		left:   func() (*left, error) { return openLeft(&config, family) },
-		check:  e.checkSysctls,
-		settle: settle,
+		kernel:         func() (kernel, error) { return openKernel(config.NetNS, family) },
+		device:         func() (vipDevice, error) { return openDevice(config.NetNS, config.Names, number(family)) },
+		loaded:         func() (bool, error) { return ipvsLoaded(config.NetNS) },
+		left:           func() (*left, error) { return openLeft(&config, family) },
+		check:          e.checkSysctls,
+		waitForPackets: waitForPackets,
 	}
 	if config.Firewall != nil {
 		if e.firewall, err = newFirewall(&config, family, e.log); err != nil {

@@ -74,7 +74,7 @@ func TestRulesComeFirstAndAddressesBeforeVirtualServers(t *testing.T) {
 	e := n.engine(t)
 	n.record()
 	mustApply(t, e, full(service("web", webVIP, pod1)))
-	n.mustSee(t, "rules", "settle", "add address "+webVIP, "put 198.51.100.1:80/TCP", "put real 198.51.100.1:80/TCP -> "+pod1+" weight 1", "rules")
+	n.mustSee(t, "rules", "waitForPackets", "add address "+webVIP, "put 198.51.100.1:80/TCP", "put real 198.51.100.1:80/TCP -> "+pod1+" weight 1", "rules")
 
 	n.record()
 	mustApply(t, e, removal("web"))

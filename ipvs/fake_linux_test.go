@@ -290,12 +290,12 @@ func (n *node) engine(tb testing.TB, change ...func(*Config)) *Engine {
 	}
 	e.rules = &guardedRules{rules: n.rules, engine: e}
 	e.system = system{
-		kernel: func() (kernel, error) { return n.kernel, nil },
-		device: func() (vipDevice, error) { return n.device, nil },
-		loaded: func() (bool, error) { return true, nil },
-		left:   func() (*left, error) { return nil, nil },
-		check:  func(func(string)) error { return nil },
-		settle: func() { n.events = append(n.events, "settle") },
+		kernel:         func() (kernel, error) { return n.kernel, nil },
+		device:         func() (vipDevice, error) { return n.device, nil },
+		loaded:         func() (bool, error) { return true, nil },
+		left:           func() (*left, error) { return nil, nil },
+		check:          func(func(string)) error { return nil },
+		waitForPackets: func() { n.events = append(n.events, "waitForPackets") },
 	}
 	return e
 }

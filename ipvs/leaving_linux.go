@@ -194,7 +194,7 @@ func (f *leavingFamily) step(age time.Duration) (connections int, done bool, err
 	if len(f.left.servers.keys) > 0 {
 		return connections, false, nil
 	}
-	err = errors.Join(f.left.end(), f.left.removeSets())
+	err = errors.Join(f.left.deleteRoutes(), f.left.removeSets())
 	if f.attempts++; errors.Is(err, errSetInUse) && f.attempts < busyAttempts {
 		return 0, false, nil // until the rules that use it are deleted
 	}

@@ -297,8 +297,8 @@ func (l *left) removeRoutes(vips map[netip.Addr]bool) error {
 	return nil
 }
 
-// end deletes the routes, and the table if it exists.
-func (l *left) end() error {
+// deleteRoutes deletes the routes, and the table if it exists.
+func (l *left) deleteRoutes() error {
 	if err := l.removeRoutes(l.vips.keys); err != nil {
 		return err
 	}
@@ -348,7 +348,7 @@ func (e *Engine) endLeft() error {
 	if e.left == nil {
 		return nil
 	}
-	if err := e.left.end(); err != nil {
+	if err := e.left.deleteRoutes(); err != nil {
 		return err
 	}
 	e.left.close()

@@ -28,10 +28,10 @@ func (e *Engine) observe(ctx context.Context) error {
 		return err
 	}
 	owned := e.owned(found, elsewhere)
-	e.tally.observe(all)
+	e.totals.observe(all)
 	before := e.table
 	e.table = newTable(e.kernel, e.config.Drain, time.Now)
-	e.table.tally = e.tally
+	e.table.totals = e.totals
 	for key, v := range all {
 		addr := key.VIP
 		claimed := e.claimed != nil && e.claimed(key) && slices.Contains(elsewhere, addr)
@@ -46,8 +46,8 @@ func (e *Engine) observe(ctx context.Context) error {
 	e.services = map[changetracker.ServicePortName]portState{}
 	e.frontends, e.found = map[desired.Key]*desired.Service{}, found
 	e.owners, e.nodePorts = map[serverKey]changetracker.ServicePortName{}, map[serverKey]claim{}
-	if e.tally != nil {
-		e.tally.owners, e.tally.servers = e.owners, e.table.virtuals
+	if e.totals != nil {
+		e.totals.owners, e.totals.servers = e.owners, e.table.virtuals
 	}
 	return nil
 }

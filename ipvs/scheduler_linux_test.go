@@ -162,7 +162,7 @@ func TestAPolicyChangesInPlace(t *testing.T) {
 		mustApply(t, e, partial(s))
 		want := append([]string{"rules"}, step.want...)
 		if reschedules {
-			want = slices.Concat([]string{"rules", "settle"}, step.want, []string{"rules"})
+			want = slices.Concat([]string{"rules", "waitForPackets"}, step.want, []string{"rules"})
 		}
 		if got := action(); got != desired.Forward {
 			t.Errorf("%s: afterwards the rules have action %v, want Forward", step.what, got)

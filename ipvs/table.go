@@ -61,8 +61,8 @@ type table struct {
 	perAddr map[netip.Addr]int
 	idle    map[netip.Addr]bool
 	// lacks are the schedulers that the kernel does not have.
-	lacks map[string]bool
-	tally *tally // nil if connections are not counted
+	lacks  map[string]bool
+	totals *totals // nil if connections are not counted
 }
 
 // virtualServer is a virtual server of the instance.
@@ -170,7 +170,7 @@ func (t *table) set(key serverKey, want *virtual) error {
 	errs := []error{refusal}
 	var created []netip.AddrPort
 	for _, addr := range slices.SortedFunc(maps.Keys(want.reals), netip.AddrPort.Compare) {
-		if t.tally != nil && e.reals[addr] == nil {
+		if t.totals != nil && e.reals[addr] == nil {
 			created = append(created, addr)
 		}
 		errs = append(errs, t.setReal(key, e, addr, want.reals[addr]))
@@ -263,7 +263,7 @@ func (t *table) retire(key serverKey, e *virtualServer, want *virtual) error {
 		serves := want.serving.Has(addr)
 		ends := !serves && key.Protocol == desired.UDP
 		changes = changes || ends || e.reals[addr].weight != 0
-		if serves || ends && t.tally != nil {
+		if serves || ends && t.totals != nil {
 			errs = append(errs, t.setReal(key, e, addr, 0))
 		}
 		if ends {
@@ -299,8 +299,8 @@ func (t *table) deleteReal(key serverKey, e *virtualServer, addr netip.AddrPort)
 		return fmt.Errorf("delete %s: %w", object(key, addr), err)
 	}
 	delete(e.reals, addr)
-	if t.tally != nil {
-		t.tally.depart(key, addr)
+	if t.totals != nil {
+		t.totals.depart(key, addr)
 	}
 	return nil
 }
@@ -328,8 +328,8 @@ func (t *table) deleteIdle(key serverKey, e *virtualServer) error {
 		delete(t.perAddr, addr)
 	}
 	t.idle[addr] = true
-	if t.tally != nil {
-		t.tally.forget(key)
+	if t.totals != nil {
+		t.totals.forget(key)
 	}
 	return nil
 }
@@ -349,8 +349,8 @@ func (t *table) deleteDrainedOf(key serverKey, e *virtualServer) error {
 	if err != nil {
 		return fmt.Errorf("count connections of virtual server %v: %w", key, err)
 	}
-	if t.tally != nil {
-		t.tally.addNow(key, busy)
+	if t.totals != nil {
+		t.totals.addNow(key, busy)
 	}
 	now, left := t.now(), false
 	var errs []error
@@ -359,7 +359,7 @@ func (t *table) deleteDrainedOf(key serverKey, e *virtualServer) error {
 		if until.IsZero() {
 			continue
 		}
-		if busy[addr].open > 0 && now.Before(until) || t.tally != nil && now.Before(until.Add(statsDelay-t.drain)) {
+		if busy[addr].open > 0 && now.Before(until) || t.totals != nil && now.Before(until.Add(statsDelay-t.drain)) {
 			left = true
 			continue
 		}

@@ -70,8 +70,8 @@ type portDamage struct {
 	logged  bool      // the damage; its repair not yet
 }
 
-// take reports whether there is damage for a sync to repair.
-func (d *portDamage) take() bool {
+// consume reports whether there is damage for a sync to repair.
+func (d *portDamage) consume() bool {
 	if !d.waiting {
 		return false
 	}

@@ -209,16 +209,16 @@ func (t *flowTracker) removeFrontends(was, is portFlows) {
 	}
 }
 
-// suspect makes all flows of service ports pending when they are programmed: some may have begun while
+// recheckAll makes all flows of service ports pending when they are programmed: some may have begun while
 // rules were missing. They were not translated, and stay so for as long as their clients send.
-func (t *flowTracker) suspect(names []changetracker.ServicePortName) {
+func (t *flowTracker) recheckAll(names []changetracker.ServicePortName) {
 	for _, name := range names {
 		t.suspected[name] = true
 	}
 }
 
-// suspectAll is suspect for all service ports.
-func (t *flowTracker) suspectAll() { t.allSuspected = t.cleans }
+// recheckEverything is recheckAll for all service ports.
+func (t *flowTracker) recheckEverything() { t.allSuspected = t.cleans }
 
 // addFrontends makes the flows of frontends pending that may be stale: all if they are suspected; those
 // of new frontends, of frontends with other source ranges, and all flows of a service port that

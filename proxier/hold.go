@@ -23,7 +23,7 @@ func (f *family) holdNames(cleanup bool) error {
 		f.drained = now
 		f.lock.drainQueue()
 	}
-	err := f.lock.take(f.config, f.name, cleanup)
+	err := f.lock.acquire(f.config, f.name, cleanup)
 	if foreign := (foreignLockError{}); errors.As(err, &foreign) {
 		if f.foreignLock != err.Error() {
 			f.log.Warn("lock of the names is not available, syncing without it", zap.Error(err))

@@ -24,9 +24,9 @@ type lock map[string]int
 // kernel's default limit is 4096 (net.core.somaxconn).
 const backlog = 4096
 
-// take takes the names that it does not hold yet. If another instance holds one of them, it
+// acquire takes the names that it does not hold yet. If another instance holds one of them, it
 // returns ErrInUse and releases all.
-func (l *lock) take(c *Config, family v1.IPFamily, allowOwn bool) error {
+func (l *lock) acquire(c *Config, family v1.IPFamily, allowOwn bool) error {
 	var foreign []error
 	for _, name := range c.Names.owned() {
 		socket := socketName(name, family)

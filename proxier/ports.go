@@ -81,7 +81,7 @@ func (p *ports) takeDue(now time.Time, all bool) (due, damaged []changetracker.S
 		r := p.queue[0]
 		p.schedule(r, time.Time{})
 		due = append(due, r.name)
-		if r.damage.take() {
+		if r.damage.consume() {
 			damaged = append(damaged, r.name)
 		}
 	}

@@ -145,7 +145,7 @@ func (f *family) apply(ctx context.Context, step changetracker.Step, o *outcome,
 	o.Full = step.Delta.Full || f.full || repair || o.Started.Sub(f.lastFull) >= f.config.FullSyncPeriod
 	f.full = true // unless this succeeds
 	if repair {
-		f.flows.suspectAll()
+		f.flows.recheckEverything()
 	}
 	update := f.updater.Next(step, f.resolver, f.globals, o.Full)
 	o.watch.lap(StageResolve)
@@ -177,7 +177,7 @@ func (f *family) takeDue(now time.Time, all bool) {
 	due, damaged := f.ports.takeDue(now, all)
 	f.mu.Unlock()
 	f.updater.Retry(due...)
-	f.flows.suspect(damaged)
+	f.flows.recheckAll(damaged)
 }
 
 // follow tells everybody what became of service ports.

@@ -201,7 +201,7 @@ func (e *exclusive) lock(ctx context.Context) error {
 	case <-turn:
 		return nil
 	case <-ctx.Done():
-		e.leave(turn)
+		e.giveUp(turn)
 		return ctx.Err()
 	}
 }
@@ -228,8 +228,8 @@ func (e *exclusive) tell() {
 	}
 }
 
-// leave gives up waiting, and the lock if its turn has come meanwhile.
-func (e *exclusive) leave(turn chan struct{}) {
+// giveUp gives up waiting, and the lock if its turn has come meanwhile.
+func (e *exclusive) giveUp(turn chan struct{}) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if i := slices.Index(e.queue, turn); i >= 0 {

@@ -346,7 +346,7 @@ func (p probe) name() string {
 
 func (s *stage) attempt(p probe, c combo) *attempt {
 	return &attempt{
-		from:    s.seat(p.from, c.family),
+		from:    s.sender(p.from, c.family),
 		network: c.network,
 		to:      s.services[p.service].targets(s.world, c.family)[p.to],
 		want:    p.want,

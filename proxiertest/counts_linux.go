@@ -34,7 +34,7 @@ func ConnectionCounts(t *testing.T, factory Factory) {
 	ctx := t.Context()
 	c := &countsTest{suite: newSuite(t, Features{}, factory, func(config *proxier.Config) { config.CountConnections = true }), port: firstPortOfCounts}
 	c.begin(ctx, t)
-	two, crowd := ready(pod0, remote0), crowd(24)
+	two, extra := ready(pod0, remote0), manyPods(24)
 	sticky := []ServiceOption{ClientAffinity(time.Hour)}
 	services := func(web, many, affine []endpoint) []service {
 		return []service{
@@ -46,16 +46,16 @@ func ConnectionCounts(t *testing.T, factory Factory) {
 		services []service
 		before   func()
 	}{
-		{name: "at first", services: services(two, crowd, two)},
-		{name: "with another endpoint", services: services(ready(pod0, remote0, pod1), crowd[:23], ready(pod0, remote0, pod1))},
-		{name: "with one endpoint less", services: services(ready(remote0, pod1), crowd[2:], ready(remote0, pod1))},
-		{name: "after an endpoint was gone", services: services(two, crowd, two)},
-		{name: "in a full sync", services: services(two, crowd[:20], two), before: func() { c.move("zone-of-counts") }},
+		{name: "at first", services: services(two, extra, two)},
+		{name: "with another endpoint", services: services(ready(pod0, remote0, pod1), extra[:23], ready(pod0, remote0, pod1))},
+		{name: "with one endpoint less", services: services(ready(remote0, pod1), extra[2:], ready(remote0, pod1))},
+		{name: "after an endpoint was gone", services: services(two, extra, two)},
+		{name: "in a full sync", services: services(two, extra[:20], two), before: func() { c.move("zone-of-counts") }},
 		{name: "without endpoints", services: services(nil, nil, nil)},
-		{name: "after no endpoints", services: services(two, crowd, two)},
-		{name: "without one Service", services: services(two, crowd, two)[:2]},
-		{name: "with that Service again", services: services(two, crowd, two)},
-		{name: "after a restart", services: services(two, crowd, two), before: func() { c.end(t); c.begin(ctx, t) }},
+		{name: "after no endpoints", services: services(two, extra, two)},
+		{name: "without one Service", services: services(two, extra, two)[:2]},
+		{name: "with that Service again", services: services(two, extra, two)},
+		{name: "after a restart", services: services(two, extra, two), before: func() { c.end(t); c.begin(ctx, t) }},
 	} {
 		if step.before != nil {
 			step.before()

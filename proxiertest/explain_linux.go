@@ -35,7 +35,7 @@ type explainer interface {
 func Explanations(t *testing.T, packets int, seed uint64, factory Factory) {
 	t.Helper()
 	x := &explanations{
-		atOnce: packetsAtOnce, inRound: min(packetsInRound, packets/len(setups())+1), share: packets / 100, check: (*shot).check,
+		atOnce: packetsAtOnce, inRound: min(packetsInRound, packets/len(setups())+1), share: packets / 100, check: (*trial).check,
 	}
 	x.run(t, packets, seed, factory)
 }
@@ -68,7 +68,7 @@ type explanations struct {
 	*suite
 
 	// check sends a packet and compares what happens with the explanation.
-	check func(*shot, context.Context, *desired.Explanation) error
+	check func(*trial, context.Context, *desired.Explanation) error
 	// inRound are the packets to one set of Services, atOnce those on their way.
 	inRound, atOnce int
 	// share is how many packets of each verdict are sent at least.
@@ -110,13 +110,13 @@ func (x *explanations) round(ctx context.Context, t *testing.T, s setup) {
 	slots := make(chan struct{}, x.atOnce)
 	errs := make([]error, x.inRound)
 	for i := range errs {
-		shot := x.shot(st)
-		shot.sends = explainer.Sends
-		explanation, err := explainer.Explain(ctx, shot.packet)
+		trial := x.trial(st)
+		trial.sends = explainer.Sends
+		explanation, err := explainer.Explain(ctx, trial.packet)
 		if err != nil {
-			t.Fatalf("explain %+v: %v", shot.packet, err)
+			t.Fatalf("explain %+v: %v", trial.packet, err)
 		}
-		if shot.losesAnswers(&explanation) {
+		if trial.losesAnswers(&explanation) {
 			continue
 		}
 		x.sent++
@@ -124,7 +124,7 @@ func (x *explanations) round(ctx context.Context, t *testing.T, s setup) {
 		slots <- struct{}{}
 		sending.Go(func() {
 			defer func() { <-slots }()
-			errs[i] = x.check(shot, ctx, &explanation)
+			errs[i] = x.check(trial, ctx, &explanation)
 		})
 	}
 	sending.Wait()
@@ -197,9 +197,9 @@ func (x *explanations) condition() EndpointOption {
 	}
 }
 
-// shot is one packet and its sender.
-type shot struct {
-	from    seat
+// trial is one packet and its sender.
+type trial struct {
+	from    sender
 	at      place
 	network string
 	packet  desired.Packet
@@ -207,8 +207,8 @@ type shot struct {
 	sends   func(...netip.AddrPort) []proxier.Sending
 }
 
-// shot returns a random packet to an address of a service.
-func (x *explanations) shot(s *stage) *shot {
+// trial returns a random packet to an address of a service.
+func (x *explanations) trial(s *stage) *trial {
 	places := []place{client, otherClient, node, nodeMain, nodeAsVIP, pod0, pod1, pod2, remote0}
 	at := places[x.dice.IntN(len(places))]
 	family := families()[x.dice.IntN(2)]
@@ -221,7 +221,7 @@ func (x *explanations) shot(s *stage) *shot {
 		targets = append(targets, nodePortLoopback) // other hosts have a loopback address of their own
 	}
 	to := s.services[x.dice.IntN(len(s.services))].targets(x.world, family)[targets[x.dice.IntN(len(targets))]]
-	one := &shot{from: s.seat(at, family), at: at, network: "tcp", world: x.world}
+	one := &trial{from: s.sender(at, family), at: at, network: "tcp", world: x.world}
 	one.packet = desired.Packet{Protocol: desired.TCP, Source: one.from.addr, Destination: to}
 	if x.dice.IntN(2) == 0 {
 		one.network, one.packet.Protocol = "udp", desired.UDP
@@ -247,17 +247,17 @@ func origin(at place) (from desired.Origin, link string) {
 
 // losesAnswers reports whether the answer may bypass the node: Topology's router forwards
 // packets between remote pods directly, which no proxy can change.
-func (s *shot) losesAnswers(e *desired.Explanation) bool {
+func (s *trial) losesAnswers(e *desired.Explanation) bool {
 	return s.at == remote0 && slices.ContainsFunc(e.Endpoints, func(p desired.ExplainedEndpoint) bool {
 		return p.Excluded == "" && !p.Local && !p.Masquerade
 	})
 }
 
 // check sends the packet, and compares the outcome with the explanation.
-func (s *shot) check(ctx context.Context, e *desired.Explanation) error {
+func (s *trial) check(ctx context.Context, e *desired.Explanation) error {
 	opts := AskOptions{Timeout: answerTimeout}
 	if e.Verdict == desired.VerdictDrop || e.Verdict == desired.VerdictPass {
-		opts.Settled = s.world.settled(&Features{SourceLost: true}, s.network) // the engine may be such one
+		opts.Flusher = s.world.flusher(&Features{SourceLost: true}, s.network) // the engine may be such one
 	}
 	answer, err := s.from.askWith(ctx, s.network, s.packet.Destination, opts)
 	wrong := func(format string, args ...any) error {
@@ -289,7 +289,7 @@ func (s *shot) check(ctx context.Context, e *desired.Explanation) error {
 }
 
 // judge checks the answer to a forwarded packet.
-func (s *shot) judge(answer Answer, e *desired.Explanation) string {
+func (s *trial) judge(answer Answer, e *desired.Explanation) string {
 	i := slices.IndexFunc(e.Endpoints, func(p desired.ExplainedEndpoint) bool {
 		return p.Addr == answer.Local && p.Excluded == ""
 	})

@@ -22,7 +22,7 @@ const (
 	// refusalTimeout is the wait before a datagram that was not refused is sent again.
 	refusalTimeout = 3 * time.Second
 	// silence is the time without a reply after which a datagram counts as dropped that a process
-	// may have taken to pass it on. Topology.Settle knows only what the kernel does.
+	// may have taken to pass it on. Topology.Flush knows only what the kernel does.
 	silence = 350 * time.Millisecond
 	// minAsks is the number of answers to check if one host may give all of them, maxAsks
 	// the number of attempts until all servers must have answered. Of three servers, 64
@@ -60,49 +60,49 @@ func (sc *scenario) combos() []combo {
 	return all
 }
 
-// seat is a place in one IP family: a host and its source address.
-type seat struct {
+// sender is a place in one IP family: a host and its source address.
+type sender struct {
 	host *Host
 	addr netip.Addr
 }
 
-// seat returns the seat of a place. That of nodeAnywhere has no address.
-func (s *stage) seat(at place, family v1.IPFamily) seat {
+// sender returns the sender of a place. That of nodeAnywhere has no address.
+func (s *stage) sender(at place, family v1.IPFamily) sender {
 	world := s.world
 	switch at {
 	case client:
-		return world.Client.seat(0, family)
+		return world.Client.sender(0, family)
 	case otherClient:
-		return world.Client.seat(1, family)
+		return world.Client.sender(1, family)
 	case node:
-		return world.Node.seat(1, family)
+		return world.Node.sender(1, family)
 	case nodeMain:
-		return world.Node.seat(0, family)
+		return world.Node.sender(0, family)
 	case nodeAsVIP:
-		return seat{world.Node, localVIP(family)}
+		return sender{world.Node, localVIP(family)}
 	case nodeAnywhere:
-		return seat{host: world.Node}
+		return sender{host: world.Node}
 	case router:
-		return world.Router.seat(0, family)
+		return world.Router.sender(0, family)
 	case pod0, pod1, pod2:
-		return world.LocalPods[at[len(at)-1]-'0'].seat(0, family)
+		return world.LocalPods[at[len(at)-1]-'0'].sender(0, family)
 	case remote0, remote1:
-		return world.RemotePods[at[len(at)-1]-'0'].seat(0, family)
+		return world.RemotePods[at[len(at)-1]-'0'].sender(0, family)
 	}
-	return seat{}
+	return sender{}
 }
 
-// seat returns the n-th seat of a host, whose addresses come in pairs.
-func (h *Host) seat(n int, family v1.IPFamily) seat {
-	return seat{h, h.Addrs[2*n+either(family, 0, 1)]}
+// sender returns the n-th sender of a host, whose addresses come in pairs.
+func (h *Host) sender(n int, family v1.IPFamily) sender {
+	return sender{h, h.Addrs[2*n+either(family, 0, 1)]}
 }
 
 // ask dials once. The network can also be icmp.
-func (from seat) ask(ctx context.Context, network string, to netip.AddrPort, timeout time.Duration) (Answer, error) {
+func (from sender) ask(ctx context.Context, network string, to netip.AddrPort, timeout time.Duration) (Answer, error) {
 	return from.askWith(ctx, network, to, AskOptions{Timeout: timeout})
 }
 
-func (from seat) askWith(ctx context.Context, network string, to netip.AddrPort, opts AskOptions) (Answer, error) {
+func (from sender) askWith(ctx context.Context, network string, to netip.AddrPort, opts AskOptions) (Answer, error) {
 	opts.From = from.addr
 	if network == "icmp" {
 		return Answer{}, netns.Ping(ctx, from.host.ns, to.Addr(), netns.AskOptions(opts))
@@ -112,7 +112,7 @@ func (from seat) askWith(ctx context.Context, network string, to netip.AddrPort,
 
 // attempt is a probe in one combo.
 type attempt struct {
-	from     seat
+	from     sender
 	network  string
 	to       netip.AddrPort
 	want     want
@@ -136,11 +136,11 @@ func (a *attempt) run(ctx context.Context) error {
 }
 
 func (a *attempt) unheard() AskOptions {
-	return AskOptions{Timeout: answerTimeout, Settled: a.world.settled(&a.features, a.network)}
+	return AskOptions{Timeout: answerTimeout, Flusher: a.world.flusher(&a.features, a.network)}
 }
 
-// settled returns what shows that a packet got no answer.
-func (t *Topology) settled(f *Features, network string) netns.Settler {
+// flusher returns what shows that a packet got no answer.
+func (t *Topology) flusher(f *Features, network string) netns.Flusher {
 	if !f.SourceLost || network != "udp" {
 		return t
 	}
@@ -150,8 +150,8 @@ func (t *Topology) settled(f *Features, network string) netns.Settler {
 // relayed is for datagrams that a process may have to pass on.
 type relayed struct{ *Topology }
 
-func (r relayed) Settle(ctx context.Context) error {
-	if err := r.Topology.Settle(ctx); err != nil {
+func (r relayed) Flush(ctx context.Context) error {
+	if err := r.Topology.Flush(ctx); err != nil {
 		return err
 	}
 	select {

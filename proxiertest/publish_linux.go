@@ -165,8 +165,8 @@ func (e endpoint) addr(family v1.IPFamily) netip.Addr {
 	if e.addrs != nil {
 		return e.addrs(family)
 	}
-	if e.crowd != 0 {
-		return crowdAddr(family, e.crowd)
+	if e.extra != 0 {
+		return crowdAddr(family, e.extra)
 	}
 	return podAddr(e.at)(family)
 }
@@ -216,7 +216,7 @@ func (s *stage) address(at target, family v1.IPFamily) netip.AddrPort {
 // targets returns the addresses of all targets.
 func (p *published) targets(world *Topology, family v1.IPFamily) map[target]netip.AddrPort {
 	own := p.clusterIP(family)
-	ofNode := func(n int) netip.Addr { return world.Node.seat(n, family).addr } // in the order of NewTopology
+	ofNode := func(n int) netip.Addr { return world.Node.sender(n, family).addr } // in the order of NewTopology
 	port := uint16(p.nodePort)
 	return map[target]netip.AddrPort{
 		clusterIP:          netip.AddrPortFrom(own, servicePort),

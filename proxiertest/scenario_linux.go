@@ -105,8 +105,8 @@ type endpoint struct {
 	node string
 	// addrs, if not nil, are its addresses in the slice, instead of the place's.
 	addrs func(v1.IPFamily) netip.Addr
-	// crowd, if not 0, is the number of an address of the last local pod.
-	crowd int
+	// extra, if not 0, is the number of an address of the last local pod.
+	extra int
 }
 
 // nameless is the node of an endpoint without a node name.
@@ -250,11 +250,11 @@ func inCondition(condition EndpointOption, at []place) []endpoint {
 	return endpoints
 }
 
-// crowd is n endpoints at addresses of the last local pod.
-func crowd(n int) []endpoint {
+// extra is n endpoints at addresses of the last local pod.
+func manyPods(n int) []endpoint {
 	endpoints := make([]endpoint, n)
 	for i := range endpoints {
-		endpoints[i] = endpoint{at: pod2, crowd: i + 1}
+		endpoints[i] = endpoint{at: pod2, extra: i + 1}
 	}
 	return endpoints
 }

@@ -71,8 +71,8 @@ func (s *stage) askInTurn(ctx context.Context, c combo, at target, backwards boo
 }
 
 // client returns the n-th client, whose address no other probe uses.
-func (s *stage) client(i int, c combo) seat {
-	return s.world.Client.seat(2+i, c.family) // after those of client and otherClient
+func (s *stage) client(i int, c combo) sender {
+	return s.world.Client.sender(2+i, c.family) // after those of client and otherClient
 }
 
 // expect asks again, and compares with the endpoints before.
@@ -225,13 +225,13 @@ func checkPolicyOverAffinity(ctx context.Context, s *stage, c combo) []result {
 
 func checkSharedAddress(ctx context.Context, s *stage, c combo) (results []result) {
 	for _, from := range []place{node, client, pod2} {
-		results = append(results, single(string(from), s.oneServer(ctx, s.seat(from, c.family), c.network, s.address(clusterIP, c.family)))...)
+		results = append(results, single(string(from), s.oneServer(ctx, s.sender(from, c.family), c.network, s.address(clusterIP, c.family)))...)
 	}
 	return results
 }
 
 // oneServer asks often, from a new port each time, and wants the same server.
-func (s *stage) oneServer(ctx context.Context, from seat, network string, to netip.AddrPort) error {
+func (s *stage) oneServer(ctx context.Context, from sender, network string, to netip.AddrPort) error {
 	first := ""
 	for range 3 * minAsks {
 		answer, err := from.ask(ctx, network, to, answerTimeout)

@@ -46,9 +46,9 @@ func chooseWeight(e *changetracker.Endpoint, api *discovery.Endpoint, _ *discove
 	}
 }
 
-// weightedCrowd is a crowd with weights.
+// weightedCrowd is a extra with weights.
 func weightedCrowd(weights ...int) []endpoint {
-	endpoints := crowd(len(weights))
+	endpoints := manyPods(len(weights))
 	for i, w := range weights {
 		endpoints[i].condition = weight(w)
 	}
@@ -72,7 +72,7 @@ const (
 // balancingScenarios are about load balancing policies and weights.
 func balancingScenarios(f Features) []scenario {
 	hashed := func(b changetracker.Balancing, options ...ServiceOption) service {
-		return service{external: true, endpoints: crowd(10), options: append(options, balanced(b))}
+		return service{external: true, endpoints: manyPods(10), options: append(options, balanced(b))}
 	}
 	weights := []int{1, 2, 5, 0}
 	local := service{external: true, endpoints: weightedCrowd(weights...), options: []ServiceOption{ExternalPolicyLocal()}}
@@ -142,10 +142,10 @@ func playHash(ctx context.Context, t *testing.T, s *stage) {
 	other := &stage{suite: &suite{world: NewTopology(t), features: s.features, factory: s.factory, adjust: s.adjust}}
 	other.provider = other.use(ctx, t, setupDefault)
 	defer other.stop(ctx, t)
-	spec := service{external: true, endpoints: crowd(10), options: []ServiceOption{balanced(changetracker.SourceHash)}}
+	spec := service{external: true, endpoints: manyPods(10), options: []ServiceOption{balanced(changetracker.SourceHash)}}
 	few, reversed := spec, spec
-	few.endpoints = crowd(10)[7:]
-	reversed.endpoints = crowd(10)
+	few.endpoints = manyPods(10)[7:]
+	reversed.endpoints = manyPods(10)
 	slices.Reverse(reversed.endpoints)
 	other.publish(ctx, t, few)
 	other.publish(ctx, t, reversed)
@@ -186,7 +186,7 @@ func moved(before, after reached) (n int) {
 
 // byPort asks from many ports of one client.
 func (s *stage) byPort(ctx context.Context, c combo, at target) (reached, error) {
-	from, to := s.seat(client, c.family), s.address(at, c.family)
+	from, to := s.sender(client, c.family), s.address(at, c.family)
 	return s.numbered(hashedFlows, func(i int) (Answer, error) {
 		return from.host.Ask(ctx, c.network, to, AskOptions{From: from.addr, FromPort: uint16(firstHashedPort + i), Timeout: answerTimeout})
 	})
@@ -205,9 +205,9 @@ func playDisruption(ctx context.Context, t *testing.T, s *stage) {
 		}
 	}
 	s.flush(t)
-	const gone = 3 // its number in the crowd
+	const gone = 3 // its number in the extra
 	s.publish(ctx, t, service{
-		external: true, endpoints: slices.Delete(crowd(10), gone-1, gone), options: []ServiceOption{balanced(changetracker.SourcePortHash)},
+		external: true, endpoints: slices.Delete(manyPods(10), gone-1, gone), options: []ServiceOption{balanced(changetracker.SourcePortHash)},
 	})
 	s.report(t, combos, func(c combo) []result {
 		was := before[slices.Index(combos, c)]

@@ -48,7 +48,7 @@ type openConn struct {
 	reader *bufio.Reader
 }
 
-func dialFrom(ctx context.Context, t *testing.T, from seat, name string, to netip.AddrPort) *openConn {
+func dialFrom(ctx context.Context, t *testing.T, from sender, name string, to netip.AddrPort) *openConn {
 	t.Helper()
 	conn, err := from.host.ns.DialFrom(ctx, "tcp", from.addr, to.String())
 	if err != nil {
@@ -96,7 +96,7 @@ func (s *stage) dialAll(ctx context.Context, t *testing.T, service int, name str
 	for _, family := range families() {
 		at := s.services[service].targets(s.world, family)
 		for _, p := range ways() {
-			all = append(all, dialFrom(ctx, t, s.seat(p.from, family), name+"_"+string(p.to), at[p.to]))
+			all = append(all, dialFrom(ctx, t, s.sender(p.from, family), name+"_"+string(p.to), at[p.to]))
 		}
 	}
 	return all
@@ -109,7 +109,7 @@ func playEnding(ctx context.Context, t *testing.T, s *stage) {
 	others = append(others, s.dialAll(ctx, t, 2, "not_ready")...)
 	others = append(others, s.dialAll(ctx, t, 3, "without_option")...)
 	for _, family := range families() {
-		others = append(others, dialFrom(ctx, t, s.seat(pod0, family), "direct", netip.AddrPortFrom(podAddr(pod1)(family), podPort)))
+		others = append(others, dialFrom(ctx, t, s.sender(pod0, family), "direct", netip.AddrPortFrom(podAddr(pod1)(family), podPort)))
 	}
 	other := service{external: true, endpoints: ready(pod1)}
 	notReady := endingService(pod0)

@@ -41,7 +41,7 @@ func (s *stage) follow(ctx context.Context, t *testing.T, both, four []probe) {
 	s.sync(ctx, t)
 	flows := append(s.sockets(ctx, t, families(), both), s.sockets(ctx, t, families()[:1], four)...)
 	for _, e := range flows { // no answer, but a conntrack entry
-		if _, err := e.ask(ctx, s.world.settled(&s.features, "udp")); err == nil {
+		if _, err := e.ask(ctx, s.world.flusher(&s.features, "udp")); err == nil {
 			t.Errorf("%s: answered without a Service", e.name)
 		}
 	}
@@ -82,7 +82,7 @@ func (s *stage) sockets(ctx context.Context, t *testing.T, families []v1.IPFamil
 	var flows []established
 	for _, family := range families {
 		for _, p := range ways {
-			from := s.seat(p.from, family)
+			from := s.sender(p.from, family)
 			flow, err := from.host.Open(ctx, "udp", s.address(p.to, family), AskOptions{From: from.addr, Timeout: answerTimeout})
 			if err != nil {
 				t.Fatalf("%s: %v", p.name(), err)
@@ -99,11 +99,11 @@ func (s *stage) allFollow(ctx context.Context, t *testing.T, flows []established
 	t.Helper()
 	for _, e := range flows {
 		t.Run(e.combo.String()+"/"+e.name+"_"+step, func(t *testing.T) {
-			var settled netns.Settler
+			var flusher netns.Flusher
 			if server == "" {
-				settled = s.world.settled(&s.features, "udp")
+				flusher = s.world.flusher(&s.features, "udp")
 			}
-			got, err := e.ask(ctx, settled)
+			got, err := e.ask(ctx, flusher)
 			switch {
 			case server == "" && err == nil:
 				t.Errorf("answered by %s, want no answer", got.Server)
@@ -122,9 +122,9 @@ type established struct {
 	first Answer
 }
 
-// ask expects no answer if settled is not nil.
-func (e established) ask(ctx context.Context, settled netns.Settler) (Answer, error) {
-	e.flow.Expect(settled)
+// ask expects no answer if flusher is not nil.
+func (e established) ask(ctx context.Context, flusher netns.Flusher) (Answer, error) {
+	e.flow.Expect(flusher)
 	return e.flow.Ask(ctx)
 }
 
@@ -197,7 +197,7 @@ func (s *stage) establish(ctx context.Context, t *testing.T) []established {
 }
 
 func (s *stage) open(ctx context.Context, p probe, c combo) (established, error) {
-	from := s.seat(p.from, c.family)
+	from := s.sender(p.from, c.family)
 	to := s.address(p.to, c.family)
 	flow, err := from.host.Open(ctx, c.network, to, AskOptions{From: from.addr, Timeout: answerTimeout})
 	if err != nil {

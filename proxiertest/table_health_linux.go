@@ -94,7 +94,7 @@ func (s *stage) check(ctx context.Context, t *testing.T, steps []checkStep) {
 	for _, step := range steps {
 		s.publish(ctx, t, step.service)
 		for _, family := range families() {
-			from, to := s.seat(client, family), netip.AddrPortFrom(s.world.Node.Addr(family), checkedPort)
+			from, to := s.sender(client, family), netip.AddrPortFrom(s.world.Node.Addr(family), checkedPort)
 			ok := t.Run(string(family)+"/"+step.name, func(t *testing.T) {
 				if got := awaitCheck(ctx, from, to, step.want); got != step.want {
 					t.Errorf("%v answers %s, want %s", to, got, step.want)
@@ -109,7 +109,7 @@ func (s *stage) check(ctx context.Context, t *testing.T, steps []checkStep) {
 
 // awaitCheck repeats the check until the answer is the wanted one, or poll.Timeout passes:
 // the listener receives a change after the sync.
-func awaitCheck(ctx context.Context, from seat, to netip.AddrPort, want string) (got string) {
+func awaitCheck(ctx context.Context, from sender, to netip.AddrPort, want string) (got string) {
 	poll.Soon(func() bool {
 		got = check(ctx, from, to)
 		return got == want || ctx.Err() != nil
@@ -118,7 +118,7 @@ func awaitCheck(ctx context.Context, from seat, to netip.AddrPort, want string) 
 }
 
 // check sends one request, and returns the status of the answer.
-func check(ctx context.Context, from seat, to netip.AddrPort) string {
+func check(ctx context.Context, from sender, to netip.AddrPort) string {
 	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
 		return from.host.ns.DialFrom(ctx, network, from.addr, address)
 	}

@@ -58,8 +58,8 @@ func (s *sink) count(name string) int {
 	return s.got[name]
 }
 
-// sender is a UDP socket that sends, and always the same datagram.
-type sender struct {
+// oneWay is a UDP socket that sends, and always the same datagram.
+type oneWay struct {
 	probe
 
 	name string
@@ -70,7 +70,7 @@ type sender struct {
 const sendPause = 20 * time.Millisecond
 
 // refused sends, and reports whether a port unreachable came back.
-func (s *sender) refused() bool {
+func (s *oneWay) refused() bool {
 	_, err := s.conn.Write([]byte(s.name))
 	_ = s.conn.SetReadDeadline(time.Now().Add(sendPause))
 	_, heard := s.conn.Read(make([]byte, 1))
@@ -78,7 +78,7 @@ func (s *sender) refused() bool {
 }
 
 // arrives sends, and reports whether a datagram reaches the sink.
-func (s *sender) arrives(patience time.Duration) bool {
+func (s *oneWay) arrives(patience time.Duration) bool {
 	before := s.sink.count(s.name)
 	for end := time.Now().Add(patience); time.Now().Before(end); {
 		if s.refused(); s.sink.count(s.name) > before {
@@ -88,8 +88,8 @@ func (s *sender) arrives(patience time.Duration) bool {
 	return false
 }
 
-// fares checks the outcome of the sender's packets.
-func (s *sender) fares(t *testing.T, wanted outcome) {
+// fares checks the outcome of the oneWay's packets.
+func (s *oneWay) fares(t *testing.T, wanted outcome) {
 	t.Helper()
 	switch wanted {
 	case answered: // no scenario wants it
@@ -97,7 +97,7 @@ func (s *sender) fares(t *testing.T, wanted outcome) {
 			t.Error("nothing arrives")
 		}
 	case dropped:
-		if s.arrives(silence) { // the sink has no answer that Settle could wait for
+		if s.arrives(silence) { // the sink has no answer that Flush could wait for
 			t.Error("it arrives, want it dropped")
 		}
 	case rejected:
@@ -121,18 +121,18 @@ func playOneWay(ctx context.Context, t *testing.T, s *stage) {
 	s.remove(first)
 	s.sync(ctx, t)
 	senders := s.senders(ctx, t, openSink(ctx, t, s.world.LocalPods[1].ns))
-	s.allFare(t, "before", senders, func(*sender) outcome { return unanswered })
+	s.allFare(t, "before", senders, func(*oneWay) outcome { return unanswered })
 	s.services = nil
-	always := func(o outcome) func(*sender) outcome { return func(*sender) outcome { return o } }
+	always := func(o outcome) func(*oneWay) outcome { return func(*oneWay) outcome { return o } }
 	narrow := SourceRanges("192.0.2.99/32", "2001:db8:2::99/128")
 	for _, step := range []struct {
 		name    string
 		service service
-		wanted  func(*sender) outcome
+		wanted  func(*oneWay) outcome
 	}{
 		{"no_endpoints", service{}, always(rejected)},
 		{"scaled_from_zero", service{endpoints: ready(pod1)}, always(answered)},
-		{"narrowed", service{endpoints: ready(pod1), options: []ServiceOption{narrow}}, func(s *sender) outcome {
+		{"narrowed", service{endpoints: ready(pod1), options: []ServiceOption{narrow}}, func(s *oneWay) outcome {
 			if s.to == loadBalancer {
 				return dropped
 			}
@@ -155,7 +155,7 @@ func playOneWay(ctx context.Context, t *testing.T, s *stage) {
 }
 
 // allFare checks all senders at once.
-func (s *stage) allFare(t *testing.T, step string, senders []*sender, wanted func(*sender) outcome) {
+func (s *stage) allFare(t *testing.T, step string, senders []*oneWay, wanted func(*oneWay) outcome) {
 	t.Helper()
 	t.Run(step, func(t *testing.T) {
 		for _, one := range senders {
@@ -168,7 +168,7 @@ func (s *stage) allFare(t *testing.T, step string, senders []*sender, wanted fun
 }
 
 // senders opens a socket for each probe of the first service.
-func (s *stage) senders(ctx context.Context, t *testing.T, to *sink) (all []*sender) {
+func (s *stage) senders(ctx context.Context, t *testing.T, to *sink) (all []*oneWay) {
 	t.Helper()
 	for _, family := range families() {
 		for _, p := range []probe{
@@ -178,13 +178,13 @@ func (s *stage) senders(ctx context.Context, t *testing.T, to *sink) (all []*sen
 			{from: client, to: externalIP},
 			{from: client, to: loadBalancer},
 		} {
-			from := s.seat(p.from, family)
+			from := s.sender(p.from, family)
 			conn, err := from.host.ns.DialFrom(ctx, "udp", from.addr, s.address(p.to, family).String())
 			if err != nil {
 				t.Fatalf("%s: %v", p.name(), err)
 			}
 			t.Cleanup(func() { _ = conn.Close() })
-			all = append(all, &sender{probe: p, name: string(family) + "/" + p.name(), conn: conn, sink: to})
+			all = append(all, &oneWay{probe: p, name: string(family) + "/" + p.name(), conn: conn, sink: to})
 		}
 	}
 	return all

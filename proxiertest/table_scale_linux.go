@@ -35,7 +35,7 @@ func spreadScenarios() []scenario {
 	var all []scenario
 	for _, l := range limits {
 		all = append(all, checks(fmt.Sprintf("spreading/%d_endpoints", l.endpoints), "Connections spread uniformly over the endpoints.",
-			checkSpread(l.endpoints, l.limit), service{endpoints: crowd(l.endpoints)}))
+			checkSpread(l.endpoints, l.limit), service{endpoints: manyPods(l.endpoints)}))
 	}
 	return all
 }
@@ -50,7 +50,7 @@ func checkSpread(endpoints int, limit float64) checker {
 	}
 }
 
-// distributed is Pearson's chi-squared test of answers by a crowd with these weights.
+// distributed is Pearson's chi-squared test of answers by a extra with these weights.
 func distributed(counts map[netip.Addr]int, weights []int, limit float64, c combo) error {
 	asked, total, sum := 0, 0, 0.0
 	for _, n := range counts {
@@ -76,7 +76,7 @@ func distributed(counts map[netip.Addr]int, weights []int, limit float64, c comb
 
 // draw counts the answers of each server to connections to the first service.
 func (s *stage) draw(ctx context.Context, c combo, at target, n int) (map[netip.Addr]int, error) {
-	from, to := s.seat(client, c.family), s.address(at, c.family)
+	from, to := s.sender(client, c.family), s.address(at, c.family)
 	var (
 		mu       sync.Mutex // guards counts and firstErr
 		counts   = map[netip.Addr]int{}
@@ -114,7 +114,7 @@ func extremeScenarios(f Features) []scenario {
 	}
 	scenarios := []scenario{
 		checks("many_endpoints", "A Service with more than a thousand endpoints uses all of them.",
-			checkMany, service{endpoints: crowd(manyEndpoints)}),
+			checkMany, service{endpoints: manyPods(manyEndpoints)}),
 		packets("longest_names", "The longest names that the API allows can be programmed.",
 			setupDefault, []service{{
 				namespace: long("n"), name: long("s"), tcpPort: long("t"), udpPort: long("u"),

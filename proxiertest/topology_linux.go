@@ -43,21 +43,21 @@ type Topology struct {
 
 	servers []*netns.Server
 	mu      sync.Mutex // guards settling
-	// settling is the Settle that has not begun yet, for all who ask meanwhile.
+	// settling is the Flush that has not begun yet, for all who ask meanwhile.
 	settling *settling
-	begun    sync.Mutex // one Settle runs at a time
+	begun    sync.Mutex // one Flush runs at a time
 }
 
-// settling is one run of Settle, for several callers.
+// settling is one run of Flush, for several callers.
 type settling struct {
 	done chan struct{} // closed when err is set
 	err  error
 }
 
-// Settle returns when whatever the hosts sent before has come to its end: it is dropped, answered, or
-// taken by a socket that is no server of the Topology. Given as AskOptions.Settled, it shows that a packet
+// Flush returns when whatever the hosts sent before has come to its end: it is dropped, answered, or
+// taken by a socket that is no server of the Topology. Given as AskOptions.Flusher, it shows that a packet
 // without an answer got none, and not a late one.
-func (t *Topology) Settle(ctx context.Context) error {
+func (t *Topology) Flush(ctx context.Context) error {
 	t.mu.Lock()
 	run := t.settling
 	if run == nil {
@@ -77,15 +77,15 @@ func (t *Topology) settle(ctx context.Context, run *settling) {
 	t.settling = nil // whoever asks from now on may have sent too late for this run
 	t.mu.Unlock()
 	defer close(run.done)
-	if run.err = netns.Settle(); run.err != nil {
+	if run.err = netns.Flush(); run.err != nil {
 		return
 	}
 	for _, server := range t.servers {
-		if run.err = server.Settle(ctx); run.err != nil {
+		if run.err = server.Flush(ctx); run.err != nil {
 			return
 		}
 	}
-	run.err = netns.Settle() // the answers
+	run.err = netns.Flush() // the answers
 }
 
 // Host is one host of a Topology.
@@ -116,11 +116,11 @@ type AskOptions struct {
 	FromPort uint16
 	// Timeout is how long to wait for the answer after the request is sent; 0 means 30s.
 	Timeout time.Duration
-	// Settled is for a request that expects no answer: the Topology. If not nil, Ask calls its Settle when the
+	// Flusher is for a request that expects no answer: the Topology. If not nil, Ask calls its Flush when the
 	// request is sent, from another goroutine or this one. Once it returns, all answers must have come: Ask
 	// waits on only if it heard something.
-	Settled interface {
-		Settle(ctx context.Context) error
+	Flusher interface {
+		Flush(ctx context.Context) error
 	}
 }
 
@@ -134,12 +134,12 @@ func (f *Conn) Ask(ctx context.Context) (Answer, error) {
 	return Answer(answer), err
 }
 
-// Expect sets what AskOptions.Settled is, for the requests from now on.
-func (f *Conn) Expect(settled interface {
-	Settle(ctx context.Context) error
+// Expect sets what AskOptions.Flusher is, for the requests from now on.
+func (f *Conn) Expect(flusher interface {
+	Flush(ctx context.Context) error
 },
 ) {
-	f.flow.Expect(settled)
+	f.flow.Expect(flusher)
 }
 
 // SentAgain returns how many packets of a TCP connection the host had to send again.
@@ -309,8 +309,8 @@ func (t *Topology) addPods(tb testing.TB, kind string, gateway *Host, subnet byt
 func (t *Topology) addCrowd(tb testing.TB) {
 	tb.Helper()
 	pod := t.LocalPods[podsOfAKind-1]
-	for i, crowd := range []string{"10.244.64.0/20", "fd00:10:244:64::/64"} {
-		prefix := netip.MustParsePrefix(crowd)
+	for i, extra := range []string{"10.244.64.0/20", "fd00:10:244:64::/64"} {
+		prefix := netip.MustParsePrefix(extra)
 		netnstest.Check(tb, pod.ns.AddRange(prefix))
 		netnstest.Check(tb, t.Node.ns.AddRoute(prefix, pod.Addrs[i]))
 	}

@@ -24,14 +24,14 @@ const (
 // and rules of nf_tables.
 func Traces(t *testing.T, packets int, seed uint64, names proxier.Names, factory Factory) {
 	t.Helper()
-	x := &explanations{atOnce: tracesAtOnce, inRound: tracesInRound, check: func(s *shot, ctx context.Context, e *desired.Explanation) error {
+	x := &explanations{atOnce: tracesAtOnce, inRound: tracesInRound, check: func(s *trial, ctx context.Context, e *desired.Explanation) error {
 		return s.trace(ctx, e, names)
 	}}
 	x.run(t, packets, seed, factory)
 }
 
 // trace sends the packet, and judges its way.
-func (s *shot) trace(ctx context.Context, e *desired.Explanation, names proxier.Names) error {
+func (s *trial) trace(ctx context.Context, e *desired.Explanation, names proxier.Names) error {
 	result, err := packettrace.Trace(ctx, packettrace.Options{
 		NetNS: s.world.Node.NetNS(), Packet: s.packet, Send: true, SendFrom: s.from.host.NetNS(), Timeout: answerTimeout,
 	})

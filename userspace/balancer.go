@@ -18,13 +18,13 @@ type balancer struct {
 	scopes     [2]picker
 	affinities affinities
 	serving    desired.Endpoints
-	open       map[netip.AddrPort]int    // connections by endpoint; none is 0
-	all        tally                     // of the service port
-	tallies    map[netip.AddrPort]*tally // of the endpoints that the service port has
+	open       map[netip.AddrPort]int     // connections by endpoint; none is 0
+	all        totals                     // of the service port
+	tallies    map[netip.AddrPort]*totals // of the endpoints that the service port has
 }
 
 func newBalancer(share *affinityShare) *balancer {
-	b := &balancer{affinities: affinities{share: share, clients: map[netip.Addr]*list.Element{}}, open: map[netip.AddrPort]int{}, tallies: map[netip.AddrPort]*tally{}}
+	b := &balancer{affinities: affinities{share: share, clients: map[netip.Addr]*list.Element{}}, open: map[netip.AddrPort]int{}, tallies: map[netip.AddrPort]*totals{}}
 	for i := range b.scopes {
 		b.scopes[i].arrived = make(chan struct{})
 	}
@@ -43,7 +43,7 @@ func (b *balancer) update(s *desired.Service) {
 	for i := range b.scopes {
 		b.scopes[i].update(s, desired.ScopeCluster+desired.Scope(i))
 	}
-	maps.DeleteFunc(b.tallies, func(endpoint netip.AddrPort, _ *tally) bool { return !b.hasEndpoint(endpoint) })
+	maps.DeleteFunc(b.tallies, func(endpoint netip.AddrPort, _ *totals) bool { return !b.hasEndpoint(endpoint) })
 }
 
 // list returns the endpoints of a scope, and a channel that is closed when there are

@@ -10,11 +10,11 @@ import (
 	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
-// tally counts connections and the bytes that pass, to the endpoint (in) and from it (out).
-type tally struct{ connections, in, out atomic.Uint64 }
+// totals counts connections and the bytes that pass, to the endpoint (in) and from it (out).
+type totals struct{ connections, in, out atomic.Uint64 }
 
 // numbers returns those that config asks for.
-func (t *tally) numbers(config *Config) (connections uint64, traffic connection.Traffic) {
+func (t *totals) numbers(config *Config) (connections uint64, traffic connection.Traffic) {
 	if config.CountConnections {
 		connections = t.connections.Load()
 	}
@@ -26,7 +26,7 @@ func (t *tally) numbers(config *Config) (connections uint64, traffic connection.
 
 // tap counts the bytes of a connection: for the service port, and for the endpoint. That of an
 // endpoint that is gone counts no more.
-type tap struct{ all, endpoint *tally }
+type tap struct{ all, endpoint *totals }
 
 func (t tap) in(n int64) {
 	t.all.in.Add(uint64(n))
@@ -44,7 +44,7 @@ func (b *balancer) connected(endpoint netip.AddrPort) tap {
 	defer b.mu.Unlock()
 	t := tap{&b.all, b.tallies[endpoint]}
 	if t.endpoint == nil {
-		t.endpoint = &tally{}
+		t.endpoint = &totals{}
 		if b.hasEndpoint(endpoint) {
 			b.tallies[endpoint] = t.endpoint
 		}

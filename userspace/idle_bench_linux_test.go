@@ -23,7 +23,7 @@ func BenchmarkIdle(b *testing.B) {
 			goroutines, before := runtime.NumGoroutine(), liveMemory()
 			startPart(b, "hold", network, at[0], clients)
 			poll.Until(b, fmt.Sprint(clients, " clients"), func() bool { return openClients(e) == clients })
-			settle() // open clients may still be connecting to an endpoint
+			awaitIdle() // open clients may still be connecting to an endpoint
 			// Measured once, whatever b.N is.
 			b.ReportMetric(float64(liveMemory()-before)/clients, "bytes/client")
 			b.ReportMetric(float64(runtime.NumGoroutine()-goroutines)/clients, "goroutines/client")
@@ -39,8 +39,8 @@ func openClients(e *Engine) (open int64) {
 	return open
 }
 
-// settle waits until the number of goroutines is constant for a while.
-func settle() {
+// awaitIdle waits until the number of goroutines is constant for a while.
+func awaitIdle() {
 	const while = 300 * time.Millisecond
 	n, since := runtime.NumGoroutine(), time.Now()
 	for time.Since(since) < while {

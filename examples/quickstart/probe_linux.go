@@ -135,7 +135,7 @@ func ask(ctx context.Context, q question) row {
 			sources = append(sources, source)
 		}
 	}
-	q.row.outcome, q.row.source = tally(servers), strings.Join(sources, ", ")
+	q.row.outcome, q.row.source = countsText(servers), strings.Join(sources, ", ")
 	if len(sources) == 0 {
 		for outcome := range servers {
 			q.row.outcome = outcome

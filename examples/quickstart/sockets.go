@@ -85,7 +85,7 @@ func whoAnswers(ctx context.Context, site userspace.Site) string {
 	for range connections {
 		counts[askOnce(ctx, site)]++
 	}
-	return tally(counts)
+	return countsText(counts)
 }
 
 // answerTimeout covers the start of a pod and its response.

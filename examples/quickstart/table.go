@@ -50,8 +50,8 @@ func write(out io.Writer, rows []row) error {
 	return err
 }
 
-// tally returns how often each name occurs: "web-1 x5, web-2 x7".
-func tally(counts map[string]int) string {
+// countsText returns how often each name occurs: "web-1 x5, web-2 x7".
+func countsText(counts map[string]int) string {
 	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(counts)) {
 		parts = append(parts, fmt.Sprintf("%s x%d", name, counts[name]))

@@ -127,9 +127,9 @@ func compare(t *testing.T, e engine, seed uint64, seen map[string]int) {
 			if err != nil {
 				t.Fatalf("read the rules of %s: %v", family, err)
 			}
-			fates := oracle.NewFates(c, family)
-			fates.ServiceIPsPass = e.servicesPass
-			if comparePackets(t, rules, packets(c, family, fates), fates, seen); t.Failed() {
+			verdicts := oracle.NewVerdicts(c, family)
+			verdicts.ServiceIPsPass = e.servicesPass
+			if comparePackets(t, rules, packets(c, family, verdicts), verdicts, seen); t.Failed() {
 				t.Fatalf("seed %d, round %d", seed, round)
 			}
 		}
@@ -137,14 +137,14 @@ func compare(t *testing.T, e engine, seed uint64, seen map[string]int) {
 	}
 }
 
-func comparePackets(t *testing.T, rules ruleset, all []oracle.Packet, fates *oracle.Fates, seen map[string]int) {
+func comparePackets(t *testing.T, rules ruleset, all []oracle.Packet, verdicts *oracle.Verdicts, seen map[string]int) {
 	wrong := 0
 	for _, p := range all {
-		got, err := outcomes(rules, p, fates.IsLocal)
+		got, err := outcomes(rules, p, verdicts.IsLocal)
 		if err != nil {
 			t.Fatalf("%+v: %v", p, err)
 		}
-		want := fates.Of(p)
+		want := verdicts.Of(p)
 		count(seen, want)
 		if sockets, is := rules.(*socketRules); is {
 			want = sockets.keepSource(p, want)
@@ -190,7 +190,7 @@ func start(t *testing.T, e engine, c *oracle.Cluster, ns *netns.NS) *proxier.Pro
 }
 
 // packets are one of each class. For destinations without a frontend, few sources do.
-func packets(c *oracle.Cluster, family v1.IPFamily, fates *oracle.Fates) (all []oracle.Packet) {
+func packets(c *oracle.Cluster, family v1.IPFamily, verdicts *oracle.Verdicts) (all []oracle.Packet) {
 	is4 := family == v1.IPv4Protocol
 	sources := sources(c, is4)
 	for _, dst := range destinations(c, is4) {
@@ -198,7 +198,7 @@ func packets(c *oracle.Cluster, family v1.IPFamily, fates *oracle.Fates) (all []
 			for _, protocol := range []desired.Protocol{desired.TCP, desired.UDP, desired.SCTP} {
 				to := netip.AddrPortFrom(dst, port)
 				from := sources
-				if !fates.IsServed(protocol, to) && len(sources) > 3 { // the node, and a client
+				if !verdicts.IsServed(protocol, to) && len(sources) > 3 { // the node, and a client
 					from = []source{sources[0], sources[3]}
 				}
 				for _, s := range from {

@@ -190,7 +190,7 @@ func checkMoments(t *testing.T, directory string, before, after *oracle.Cluster,
 		if err != nil {
 			t.Fatal(err)
 		}
-		was, is := oracle.NewFates(before, family), oracle.NewFates(after, family)
+		was, is := oracle.NewVerdicts(before, family), oracle.NewVerdicts(after, family)
 		was.ServiceIPsPass, is.ServiceIPsPass = true, true
 		for _, file := range files {
 			saved, err := os.ReadFile(file)
@@ -209,7 +209,7 @@ func checkMoments(t *testing.T, directory string, before, after *oracle.Cluster,
 	}
 }
 
-func checkMoment(t *testing.T, rules ruleset, p oracle.Packet, was, is *oracle.Fates, seen map[string]int) {
+func checkMoment(t *testing.T, rules ruleset, p oracle.Packet, was, is *oracle.Verdicts, seen map[string]int) {
 	t.Helper()
 	before, after, from, to := verdict(was.Of(p)), verdict(is.Of(p)), p.Source.Addr(), p.Destination.Addr()
 	movesAddress := was.IsLocal(from) != is.IsLocal(from) || was.IsLocal(to) != is.IsLocal(to)

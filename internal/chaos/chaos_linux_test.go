@@ -92,7 +92,7 @@ func newGame(t *testing.T, b *builds, e engine, seed uint64) *game {
 func (g *game) play(howLong time.Duration) {
 	g.clients.start(g.t.Context())
 	g.t.Cleanup(g.clients.working.Wait)
-	g.mustSettle(1)
+	g.mustServe(1)
 	end := time.Now().Add(howLong)
 	for n := uint64(0); ; {
 		round := g.events()
@@ -130,7 +130,7 @@ func (g *game) happen(e event) {
 		g.clients.renew()
 		rounds = 1
 	}
-	g.mustSettle(rounds)
+	g.mustServe(rounds)
 	for last, more := 0, true; more; {
 		more = !poll.Soon(func() bool { // or as long as it takes
 			sum, _, _ := g.clients.ledger.read()
@@ -154,14 +154,14 @@ func (g *game) happen(e event) {
 	g.leave()
 }
 
-// mustSettle waits until every client has made some requests after another that succeed.
-func (g *game) mustSettle(rounds int) {
+// mustServe waits until every client has made some requests after another that succeed.
+func (g *game) mustServe(rounds int) {
 	g.t.Helper()
-	g.clients.unsettle()
-	if !poll.Soon(func() bool { return g.clients.unsettled(rounds) == nil }) {
+	g.clients.beginRounds()
+	if !poll.Soon(func() bool { return g.clients.interrupted(rounds) == nil }) {
 		_, _, notes := g.clients.ledger.read()
 		g.t.Fatalf("not every client's requests succeed again within %v: %s\n%s\nthe proxy:\n%s",
-			poll.Timeout, g.clients.unsettled(rounds).name, strings.Join(notes, "\n"), tail(g.proxy.log))
+			poll.Timeout, g.clients.interrupted(rounds).name, strings.Join(notes, "\n"), tail(g.proxy.log))
 	}
 }
 

@@ -138,9 +138,9 @@ func (cs *clients) start(ctx context.Context) {
 // renew makes all clients close their open connections when they use them next.
 func (cs *clients) renew() { cs.leases.Add(1) }
 
-// unsettled returns a client that has not made so many requests in succession that succeeded,
-// counted from the last call of unsettle.
-func (cs *clients) unsettled(rounds int) *client {
+// interrupted returns a client that has not made so many requests in succession that succeeded,
+// counted from the last call of beginRounds.
+func (cs *clients) interrupted(rounds int) *client {
 	for _, c := range cs.all {
 		if int(c.good.Load()) <= rounds*len(c.ways)+1 { // one may have begun before
 			return c
@@ -149,7 +149,7 @@ func (cs *clients) unsettled(rounds int) *client {
 	return nil
 }
 
-func (cs *clients) unsettle() {
+func (cs *clients) beginRounds() {
 	for _, c := range cs.all {
 		c.good.Store(0)
 	}

@@ -66,8 +66,8 @@ func (w *world) play(table *table) {
 	if diff := before.withoutHandles().kept(w.rules().withoutHandles()); diff != "" {
 		w.t.Fatalf("rules of %s after its restart:\n%s", w.foreign.name, diff)
 	}
-	if w.foreign.advice+w.foreign.settles != "" {
-		w.script(w.foreign.settles + "\n" + w.foreign.advice)
+	if w.foreign.advice+w.foreign.setup != "" {
+		w.script(w.foreign.setup + "\n" + w.foreign.advice)
 		if w.engine.name == "userspace" && w.foreign.sockets != "" {
 			w.run(w.foreign.sockets)
 		}

@@ -14,9 +14,9 @@ type foreign struct {
 	reload func(w *world)
 	// own is what the program does itself, and what must keep working.
 	own *probe
-	// advice is what an operator has to set, a script that is run, or "". Settles is what
+	// advice is what an operator has to set, a script that is run, or "". Setup is what
 	// the program does itself after a while.
-	advice, settles string
+	advice, setup string
 	// sockets is what mode userspace needs besides, a script, and how the table says it.
 	sockets, socketsAbout string
 	// remark is for operators too.
@@ -41,9 +41,9 @@ func corpus() []foreign {
 		},
 		{
 			name: "firewalld, strict", made: "itself, 2.3", setUp: (*world).strictFirewalld, reload: (*world).reloadFirewalld,
-			about:   "the same with StrictForwardPorts=yes: rejects translated connections too",
-			settles: "sed -i s/StrictForwardPorts=yes/StrictForwardPorts=no/ /etc/firewalld/firewalld.conf\nfirewall-cmd --complete-reload",
-			remark:  "`StrictForwardPorts=no` in firewalld.conf",
+			about:  "the same with StrictForwardPorts=yes: rejects translated connections too",
+			setup:  "sed -i s/StrictForwardPorts=yes/StrictForwardPorts=no/ /etc/firewalld/firewalld.conf\nfirewall-cmd --complete-reload",
+			remark: "`StrictForwardPorts=no` in firewalld.conf",
 		},
 		{
 			name: "ufw", made: "itself, 0.36", setUp: (*world).ufw, reload: (*world).reloadUFW,
@@ -75,9 +75,9 @@ ufw reload`,
 		},
 		{
 			name: "Calico, iptables", made: "file, 3.30", iptables: "calico", own: &policy,
-			about:   "drops what no policy admits; mark bits 0xffff0000",
-			settles: firstInForward(`-m comment --comment "cali:wUHhoiAYhphO9Mso" -j cali-FORWARD`),
-			remark:  policiesSee,
+			about:  "drops what no policy admits; mark bits 0xffff0000",
+			setup:  firstInForward(`-m comment --comment "cali:wUHhoiAYhphO9Mso" -j cali-FORWARD`),
+			remark: policiesSee,
 		},
 		{
 			name: "Calico, nftables", made: "file, 3.30", nft: "calico", own: &policy, remark: policiesSee,
@@ -89,9 +89,9 @@ ufw reload`,
 		{name: "portmap, nftables", made: "file, 1.7", nft: "portmap", own: &hostPort, about: "host ports, in tables of its own"},
 		{
 			name: "kube-router", made: "file, 2.6", iptables: "kube-router", own: &policy,
-			about:   "rejects what no network policy admits, in chains KUBE-ROUTER-… and KUBE-POD-FW-…; marks 0x10000 and 0x20000",
-			settles: firstInForward(`-m comment --comment "kube-router netpol - TEMCG2JMHZYE7H7T" -j KUBE-ROUTER-FORWARD`),
-			remark:  policiesSee,
+			about:  "rejects what no network policy admits, in chains KUBE-ROUTER-… and KUBE-POD-FW-…; marks 0x10000 and 0x20000",
+			setup:  firstInForward(`-m comment --comment "kube-router netpol - TEMCG2JMHZYE7H7T" -j KUBE-ROUTER-FORWARD`),
+			remark: policiesSee,
 		},
 		{name: "Istio, sidecar", made: "file, 1.27", about: "redirects the TCP connections of a pod to its Envoy", setUp: (*world).sidecar, reload: (*world).reloadSidecar},
 		{name: "Istio, ambient", made: "file, 1.27", iptables: "ambient", about: "on the node, a source address of its own for probes of pods of the mesh"},

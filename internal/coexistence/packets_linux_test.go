@@ -166,7 +166,7 @@ func (w *world) measure(ctx context.Context, expected outcomes) outcomes {
 	}
 	return w.measureAll(ctx, func(p probe) (o proxiertest.AskOptions) {
 		if expected.names(p.name, dropped) || p.server == "" && !expected.names(p.name, notEnforced) {
-			o.Settled = w.net
+			o.Flusher = w.net
 		}
 		return o
 	})

@@ -44,15 +44,15 @@ type AskOptions struct {
 	FromPort uint16
 	// Timeout is how long to wait for the answer after the request is sent; 0 means 30s.
 	Timeout time.Duration
-	// Settled is for a request that expects no answer. If not nil, Ask calls its Settle when the request
+	// Flusher is for a request that expects no answer. If not nil, Ask calls its Flush when the request
 	// is sent, from another goroutine or this one. Once it returns, all answers must have come: Ask waits
 	// on only if it heard something.
-	Settled Settler
+	Flusher Flusher
 }
 
-// Settler returns when whatever was sent before has come to its end.
-type Settler = interface {
-	Settle(ctx context.Context) error
+// Flusher returns when whatever was sent before has come to its end.
+type Flusher = interface {
+	Flush(ctx context.Context) error
 }
 
 const (
@@ -80,7 +80,7 @@ type Flow struct {
 	conn    net.Conn
 	lines   *bufio.Scanner
 	timeout time.Duration
-	settled Settler
+	flusher Flusher
 }
 
 // Open opens a Flow. Its errors are those of Ask.
@@ -105,7 +105,7 @@ func OpenHere(ctx context.Context, network string, to netip.AddrPort, opts AskOp
 	if err != nil {
 		return nil, outcome(err)
 	}
-	return &Flow{conn: conn, lines: bufio.NewScanner(conn), timeout: opts.Timeout, settled: opts.Settled}, nil
+	return &Flow{conn: conn, lines: bufio.NewScanner(conn), timeout: opts.Timeout, flusher: opts.Flusher}, nil
 }
 
 // SentAgain returns how many packets of a TCP connection the host had to send again.
@@ -125,8 +125,8 @@ func (f *Flow) SentAgain() (packets uint32, err error) {
 	return info.Total_retrans, nil
 }
 
-// Expect sets what AskOptions.Settled is, for the requests from now on.
-func (f *Flow) Expect(settled Settler) { f.settled = settled }
+// Expect sets what AskOptions.Flusher is, for the requests from now on.
+func (f *Flow) Expect(flusher Flusher) { f.flusher = flusher }
 
 // Close closes the flow.
 func (f *Flow) Close() error { return f.conn.Close() }
@@ -151,8 +151,8 @@ func (f *Flow) Ask(ctx context.Context) (Answer, error) {
 	if _, err := f.conn.Write([]byte("?\n")); err != nil {
 		return Answer{}, f.writeOutcome(err)
 	}
-	if _, isUDP := f.conn.(*net.UDPConn); isUDP && f.settled != nil {
-		if err := f.settled.Settle(ctx); err != nil {
+	if _, isUDP := f.conn.(*net.UDPConn); isUDP && f.flusher != nil {
+		if err := f.flusher.Flush(ctx); err != nil {
 			return Answer{}, err
 		}
 		if err := heard(f.conn); err != nil {

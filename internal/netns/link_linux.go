@@ -21,8 +21,8 @@ type Plug struct {
 
 // A link comes up within milliseconds, except on a very busy machine.
 const (
-	settleTimeout = 5 * time.Second
-	settlePoll    = time.Millisecond
+	readyTimeout = 5 * time.Second
+	readyPoll    = time.Millisecond
 )
 
 // loopbackIndex is LOOPBACK_IFINDEX of net/flow.h: lo is the first link of every
@@ -191,7 +191,7 @@ func awaitUp(name string) error {
 	if err := setLinkUp(link); err != nil { // also looks up the index
 		return err
 	}
-	return settle(func() error {
+	return untilNil(func() error {
 		now, err := netlink.LinkByIndex(link.Attrs().Index)
 		if err == nil && now.Attrs().OperState != netlink.OperUp {
 			err = fmt.Errorf("it is %s", now.Attrs().OperState)
@@ -210,7 +210,7 @@ func awaitLocal(addrs []netip.Prefix) error {
 		if addr.Addr().Is4() {
 			continue
 		}
-		err := settle(func() error {
+		err := untilNil(func() error {
 			routes, err := netlink.RouteGet(addr.Addr().AsSlice())
 			if err == nil && (len(routes) != 1 || routes[0].Type != unix.RTN_LOCAL) {
 				err = errors.New("it is not local")
@@ -224,17 +224,17 @@ func awaitLocal(addrs []netip.Prefix) error {
 	return nil
 }
 
-// settle waits until a function returns nil.
-func settle(settled func() error) error {
-	poll := time.NewTicker(settlePoll)
+// untilNil waits until a function returns nil.
+func untilNil(sure func() error) error {
+	poll := time.NewTicker(readyPoll)
 	defer poll.Stop()
-	for deadline := time.Now().Add(settleTimeout); ; <-poll.C {
-		err := settled()
+	for deadline := time.Now().Add(readyTimeout); ; <-poll.C {
+		err := sure()
 		if err == nil {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("still so after %v: %w", settleTimeout, err)
+			return fmt.Errorf("still so after %v: %w", readyTimeout, err)
 		}
 	}
 }

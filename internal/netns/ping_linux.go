@@ -46,8 +46,8 @@ func Ping(ctx context.Context, ns *NS, to netip.Addr, opts AskOptions) error {
 	if _, err := conn.Write(echo); err != nil {
 		return flow.writeOutcome(err)
 	}
-	if opts.Settled != nil {
-		if err := opts.Settled.Settle(ctx); err != nil {
+	if opts.Flusher != nil {
+		if err := opts.Flusher.Flush(ctx); err != nil {
 			return err
 		}
 	}
@@ -57,7 +57,7 @@ func Ping(ctx context.Context, ns *NS, to netip.Addr, opts AskOptions) error {
 	}
 	message := make([]byte, 512)
 	for {
-		if opts.Settled != nil {
+		if opts.Flusher != nil {
 			if err := heard(conn); err != nil {
 				return outcome(err)
 			}

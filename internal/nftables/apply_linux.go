@@ -46,7 +46,7 @@ func (e *Engine) change(t *transaction, name changetracker.ServicePortName, s *d
 	prev := e.state.placed[name]
 	var next *placed
 	if s != nil {
-		next = e.place(prev, s, t)
+		next = e.planElements(prev, s, t)
 		e.state.placed[name] = next
 	} else {
 		delete(e.state.placed, name)
@@ -57,8 +57,8 @@ func (e *Engine) change(t *transaction, name changetracker.ServicePortName, s *d
 	e.state.count(prev, -1)
 }
 
-// place computes the elements of a service port. It adds new classes to t.
-func (e *Engine) place(prev *placed, s *desired.Service, t *transaction) *placed {
+// planElements computes the elements of a service port. It adds new classes to t.
+func (e *Engine) planElements(prev *placed, s *desired.Service, t *transaction) *placed {
 	pl := placer{holds: e.holds, traits: e.traitsOf(s), class: func(c class) uint32 { return e.state.classes.exist(c, t) }}
 	if s.Affinity > 0 && pl.holds == nil {
 		if pl.affinity, _ = e.state.affinity.service(s.Name); pl.affinity == nil {
@@ -71,7 +71,7 @@ func (e *Engine) place(prev *placed, s *desired.Service, t *transaction) *placed
 	if most := pl.limit(s); s.Cluster.Len() > most || s.Local.Len() > most {
 		e.limit(s, fmt.Errorf("further endpoints than the first %d get no traffic", most))
 	}
-	return pl.place(prev, s)
+	return pl.assignIndexes(prev, s)
 }
 
 // limit says what of a service port the rules do not have: until it changes.
@@ -150,7 +150,7 @@ func (e *Engine) commit(ctx context.Context, t *transaction, more func(*wire)) e
 	if err := e.send(ctx, w); err != nil {
 		return err
 	}
-	return e.settle(ctx, departed)
+	return e.addRetired(ctx, departed)
 }
 
 // commitClasses creates the chains of new classes. The elements that lead packets there have a later

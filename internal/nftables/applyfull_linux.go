@@ -151,7 +151,7 @@ func (e *Engine) placeAll(
 	update *desired.Update, r *reconciler, hints map[changetracker.ServicePortName]*placed, stepDone func() error,
 ) error {
 	for s := range update.Services() {
-		p := e.place(hints[s.Name], s, r.t)
+		p := e.planElements(hints[s.Name], s, r.t)
 		e.state.placed[s.Name] = p
 		e.state.count(p, 1)
 		diff(r, nil, p)

@@ -37,7 +37,7 @@ func BenchmarkBalancing(b *testing.B) {
 			p := newBalanced(b, c, changetracker.SourceHash)
 			defer p.stop()
 			b.Run("hashed", func(b *testing.B) {
-				written := p.tally()
+				written := p.totals()
 				f := figure{written: &written}
 				f.report(b)
 				b.ReportMetric(float64(liveHeap()-before)/hashedServices, "bytes/service")

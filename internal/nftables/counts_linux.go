@@ -189,7 +189,7 @@ func (e *Engine) beginFull(ctx context.Context, o *observation, ours bool) (*own
 	return before, nil
 }
 
-// endFull adds what was counted during the full sync: for the owners from before it, as settle
+// endFull adds what was counted during the full sync: for the owners from before it, as addRetired
 // does. It deletes the counters without owner, which do not count any more: not those that have lost
 // it in this sync, since a packet on its way may still count.
 func (e *Engine) endFull(ctx context.Context, before *owners) error {
@@ -205,7 +205,7 @@ func (e *Engine) endFull(ctx context.Context, before *owners) error {
 	for counter, value := range values {
 		e.counts.ledger.Add(counter, value, cmp.Or(before.of(counter), now.of(counter)), e.counts.ledger.Clock())
 	}
-	e.counts.leave(e.departed(before))
+	e.counts.retire(e.departed(before))
 	var stale []counterKey
 	for counter := range values {
 		if now.of(counter) != (counting.Owner{}) || before.of(counter) != (counting.Owner{}) {
@@ -273,9 +273,9 @@ func (e *Engine) departed(before *owners) (list []departure) {
 	return list
 }
 
-// leave is for counters that have lost their owner, and whose numbers are added. A packet that was on
+// retire is for counters that have lost their owner, and whose numbers are added. A packet that was on
 // its way through the rules may still count there, or make the counter: it counts for the service port.
-func (c *counts) leave(departed []departure) {
+func (c *counts) retire(departed []departure) {
 	for _, d := range departed {
 		value := c.ledger.Value(d.counterKey)
 		if c.ledger.Add(d.counterKey, value, counting.Owner{Name: d.owner.Name}, c.ledger.Clock()); value == 0 {
@@ -296,9 +296,9 @@ func (c *counts) forgetLate() {
 	c.late = nil
 }
 
-// settle adds what counters have counted for the owners that they have just lost. A connection
+// addRetired adds what counters have counted for the owners that they have just lost. A connection
 // that the next owner of a counter got since then counts for the last one.
-func (e *Engine) settle(ctx context.Context, departed []departure) error {
+func (e *Engine) addRetired(ctx context.Context, departed []departure) error {
 	for rest := departed; len(rest) > 0; {
 		batch := rest[:min(len(rest), answersAtOnce)]
 		rest = rest[len(batch):]
@@ -318,7 +318,7 @@ func (e *Engine) settle(ctx context.Context, departed []departure) error {
 		if err != nil {
 			return err
 		}
-		e.counts.leave(batch)
+		e.counts.retire(batch)
 	}
 	return nil
 }

@@ -52,14 +52,14 @@ func (w *wire) flowtable(typ, flags uint16, op string, devices []string) {
 	if typ == msgNewFlows {
 		w.attrUint32(flowtableFlags, want.flags)
 	}
-	w.end()
+	w.endMessage()
 }
 
 func (w *wire) deleteFlowtable(name string) {
 	w.begin(msgDelFlows, 0, "delete", "flowtable "+name)
 	w.attrString(flowtableTable, w.table)
 	w.attrString(flowtableName, name)
-	w.end()
+	w.endMessage()
 }
 
 // removeFlowtables deletes the flowtables that no rule of ours uses.
@@ -77,7 +77,7 @@ func (r *repair) removeFlowtables(w *wire) {
 func (e *Engine) listFlowtables(ctx context.Context, k kernel) (flows map[string]flowtable, err error) {
 	w := &wire{family: e.batch.family, table: e.config.Names.Table}
 	w.begin(msgGetFlows, unix.NLM_F_DUMP, "list", "flowtables")
-	w.end()
+	w.endMessage()
 	err = k.dump(ctx, w, func() { flows = map[string]flowtable{} }, func(attrs []byte) {
 		if netlinkx.String(netlinkx.Find(attrs, flowtableTable)) == e.config.Names.Table {
 			f := parseFlowtable(attrs)

@@ -144,7 +144,7 @@ func (e *Engine) generation(ctx context.Context) (uint32, error) {
 func (e *Engine) generationFrom(ctx context.Context, k kernel) (uint32, error) {
 	w := &wire{family: e.batch.family, table: e.batch.table}
 	w.begin(msgGetGen, unix.NLM_F_ACK, "get", "generation")
-	w.end()
+	w.endMessage()
 	var id uint32
 	err := k.dump(ctx, w, func() {}, func(attrs []byte) { id = netlinkx.Uint32(netlinkx.Find(attrs, unix.NFTA_GEN_ID)) })
 	return id, err

@@ -208,7 +208,7 @@ func (s *setSpec) shape(addrLen int) string {
 func (e *Engine) list(ctx context.Context, typ uint16, object string, reset func(), each func(attrs []byte)) error {
 	w := &wire{family: e.batch.family, table: e.batch.table}
 	w.begin(typ, unix.NLM_F_DUMP, "list", object)
-	w.end()
+	w.endMessage()
 	return e.kernel.dump(ctx, w, reset, each)
 }
 
@@ -353,7 +353,7 @@ func (e *Engine) listElementsOf(ctx context.Context, k kernel, spec *setSpec, re
 	w.begin(msgGetElement, unix.NLM_F_DUMP, "list", "elements of set "+spec.name)
 	w.attrString(unix.NFTA_SET_ELEM_LIST_TABLE, w.table)
 	w.attrString(unix.NFTA_SET_ELEM_LIST_SET, spec.name)
-	w.end()
+	w.endMessage()
 	return k.dump(ctx, w, reset, func(attrs []byte) {
 		for el := range elementsOf(attrs) {
 			each(el)

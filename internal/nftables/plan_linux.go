@@ -67,9 +67,9 @@ type placer struct {
 	traits desired.Traits
 }
 
-// place keeps endpoints of prev at their indexes where possible: each move costs kernel
+// assignIndexes keeps endpoints of prev at their indexes where possible: each move costs kernel
 // writes.
-func (pl placer) place(prev *placed, s *desired.Service) *placed {
+func (pl placer) assignIndexes(prev *placed, s *desired.Service) *placed {
 	p := &placed{frontends: make([]placedFrontend, len(s.Frontends)), hairpin: s.OnNode, fast: pl.traits.TakesFastPath(s)}
 	if pl.holds != nil && s.Port != nil {
 		p.health = s.Port.HealthCheckNodePort

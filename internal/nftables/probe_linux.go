@@ -101,7 +101,7 @@ func (e *Engine) probe(ctx context.Context, f feature) error {
 	w.begin(msgDelChain, 0, "delete", poison)
 	w.attrString(unix.NFTA_CHAIN_TABLE, w.table)
 	w.attrString(unix.NFTA_CHAIN_NAME, "not-there")
-	w.end()
+	w.endMessage()
 	before := e.report
 	err := e.send(ctx, w)
 	e.report.Transactions, e.report.Bytes = before.Transactions, before.Bytes // nothing is written

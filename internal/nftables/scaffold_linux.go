@@ -82,5 +82,5 @@ func (w *wire) newChain(c *chainSpec) {
 		w.attrString(unix.NFTA_CHAIN_TYPE, c.hook.kind)
 		w.attr(chainUserdata, userdataString(udataComment, layoutVersion))
 	}
-	w.end()
+	w.endMessage()
 }

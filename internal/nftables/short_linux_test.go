@@ -66,7 +66,7 @@ func getTables(flags uint16, tables ...string) *wire {
 		if table != "" {
 			w.attrString(unix.NFTA_TABLE_NAME, table)
 		}
-		w.end()
+		w.endMessage()
 	}
 	return w
 }
@@ -135,7 +135,7 @@ func TestACallWithoutAnAnswerEnds(t *testing.T) {
 	nothing := func() *wire {
 		w := &wire{family: unix.NFPROTO_IPV4}
 		w.begin(unix.NLMSG_NOOP, 0, "get", "nothing")
-		w.end()
+		w.endMessage()
 		return w
 	}
 	eachCall(t, func(t *testing.T, open func() *socket, call func(context.Context, *socket) (bool, error)) {

@@ -108,7 +108,7 @@ func TestTheSlotsOfAServiceAreBounded(t *testing.T) {
 				e.begin(e.layoutFor(&desired.Globals{}), false)
 				for _, change := range step.Delta.Changes {
 					if s, ok := new(desired.Resolver).Resolve(step.After, change.Name); ok {
-						total += len(s.Frontends) * e.place(nil, s, &e.step).lists[0].len()
+						total += len(s.Frontends) * e.planElements(nil, s, &e.step).lists[0].len()
 					}
 				}
 				return nil, nil
@@ -212,7 +212,7 @@ func TestManySlotsChangeAsFewDo(t *testing.T) {
 			}
 			next := *s
 			next.Cluster = s.Cluster.With(some([]int{1, 5, 400}[random.IntN(3)])...).Without(some([]int{1, 5, 400}[random.IntN(3)])...)
-			is := e.place(prev, &next, &e.step)
+			is := e.planElements(prev, &next, &e.step)
 			pl := placer{affinity: e.state.affinity.services[s.Name]}
 			if want := pl.arrange(prev.list(0), next.Cluster.Slice(), nil, 0); !slices.EqualFunc(is.lists[0], want, slices.Equal[[]target]) {
 				t.Fatalf("step %d, affinity %v: slots %v, want %v", step, affinity, is.lists[0], want)
@@ -345,7 +345,7 @@ func TestTheMostEndpoints(t *testing.T) {
 			s.Cluster = many(n)
 			e := &Engine{log: zap.NewNop()}
 			e.begin(e.layoutFor(&desired.Globals{}), false)
-			p := e.place(nil, s, &e.step)
+			p := e.planElements(nil, s, &e.step)
 			slots := map[netip.AddrPort]int{}
 			for _, target := range p.lists[0].all() {
 				slots[target.addr]++

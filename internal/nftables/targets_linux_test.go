@@ -117,12 +117,12 @@ func liveHeap() int64 {
 // figure is the median of several runs. Zero or nil was not measured.
 type figure struct {
 	wall, cpu, floor time.Duration
-	allocs, bytes    uint64 // of memory
-	written          *tally // of one run
+	allocs, bytes    uint64  // of memory
+	written          *totals // of one run
 }
 
-// tally counts the writes of syncs.
-type tally struct{ writes, transactions float64 }
+// totals counts the writes of syncs.
+type totals struct{ writes, transactions float64 }
 
 func (f figure) report(b *testing.B) {
 	b.Helper()
@@ -298,14 +298,14 @@ func (p *programmed) ObserveSync(r proxier.SyncReport) {
 	}
 }
 
-func (p *programmed) tally() tally {
-	return tally{float64(p.writes.Load()), float64(p.transactions.Load())}
+func (p *programmed) totals() totals {
+	return totals{float64(p.writes.Load()), float64(p.transactions.Load())}
 }
 
 // since returns the writes of each of some runs.
-func (p *programmed) since(before tally, runs int) *tally {
-	now, n := p.tally(), float64(runs)
-	return &tally{(now.writes - before.writes) / n, (now.transactions - before.transactions) / n}
+func (p *programmed) since(before totals, runs int) *totals {
+	now, n := p.totals(), float64(runs)
+	return &totals{(now.writes - before.writes) / n, (now.transactions - before.transactions) / n}
 }
 
 func startProvider(b *testing.B, c *cluster, ns *netns.NS) *programmed {
@@ -409,7 +409,7 @@ func measureFirst(b *testing.B, c *cluster, runs int) figure {
 		p.recorder.on = true
 	}, func() { p.load(b) })
 	batches := p.recorder.batches
-	f.written = p.since(tally{}, 1)
+	f.written = p.since(totals{}, 1)
 	p.stop()
 	p.ns.Close()
 
@@ -549,7 +549,7 @@ func (p *programmed) measureVersions(b *testing.B, versions [2][]*discovery.Endp
 		}
 		p.sync(b)
 	}
-	before := p.tally()
+	before := p.totals()
 	f := measureLoop(times, step)
 	f.written = p.since(before, times)
 	p.recorder.on, p.recorder.batches = true, nil
@@ -565,7 +565,7 @@ func (p *programmed) measureVersions(b *testing.B, versions [2][]*discovery.Endp
 
 // measureFull measures a full sync, which compares everything with the kernel.
 func (p *programmed) measureFull(b *testing.B, runs int) figure {
-	n, before := 0, p.tally()
+	n, before := 0, p.totals()
 	f := measure(runs, func() {
 		n++
 		p.Tracker().SetNode(changetracker.Node{Name: "bench", Zone: strconv.Itoa(n)})
@@ -613,7 +613,7 @@ func (p *programmed) measureRestart(b *testing.B, runs int) figure {
 		}
 		next = startProvider(b, p.cluster, p.ns)
 	}, func() { next.load(b) })
-	f.written = next.since(tally{}, 1)
+	f.written = next.since(totals{}, 1)
 	next.stop()
 	f.floor = p.measureDump(b, runs)
 	return f

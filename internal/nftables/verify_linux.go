@@ -125,7 +125,7 @@ func (v *verification) elements() {
 		if v.service = s.Name; s.Name.Name == "" { // one that a Front refuses
 			v.service = changetracker.ServicePortName{}
 		}
-		p := v.scratch.place(hints[s.Name], s, &v.scratch.step)
+		p := v.scratch.planElements(hints[s.Name], s, &v.scratch.step)
 		v.scratch.state.count(p, 1)
 		diff(v, nil, p)
 	}

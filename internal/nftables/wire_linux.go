@@ -98,7 +98,7 @@ func (w *wire) number(first uint32) {
 // begin starts a message; its sequence number is its position in messages until it is sent.
 func (w *wire) begin(typ, flags uint16, op, object string) {
 	w.messages = append(w.messages, message{op: op, object: object, start: len(w.buf), objects: 1})
-	b := binary.NativeEndian.AppendUint32(w.buf, 0) // length, set by end
+	b := binary.NativeEndian.AppendUint32(w.buf, 0) // length, set by endMessage
 	b = binary.NativeEndian.AppendUint16(b, typ)
 	b = binary.NativeEndian.AppendUint16(b, unix.NLM_F_REQUEST|flags)
 	b = binary.NativeEndian.AppendUint32(b, uint32(len(w.messages)-1))
@@ -106,8 +106,8 @@ func (w *wire) begin(typ, flags uint16, op, object string) {
 	w.buf = append(b, w.family, 0, 0, 0)       // struct nfgenmsg: family, version 0, resource 0
 }
 
-// end completes the current message.
-func (w *wire) end() {
+// endMessage completes the current message.
+func (w *wire) endMessage() {
 	start := w.messages[len(w.messages)-1].start
 	binary.NativeEndian.PutUint32(w.buf[start:], uint32(len(w.buf)-start))
 }
@@ -118,7 +118,7 @@ func (w *wire) batchMarker(typ uint16) {
 	n := len(w.buf)
 	w.buf[n-4] = 0 // AF_UNSPEC
 	binary.BigEndian.PutUint16(w.buf[n-2:], unix.NFNL_SUBSYS_NFTABLES)
-	w.end()
+	w.endMessage()
 }
 
 func (w *wire) attr(typ uint16, data []byte) { w.buf = appendAttr(w.buf, typ, data) }
@@ -211,7 +211,7 @@ func (w *wire) elementMessage(op elementOp, spec *setSpec, encoded []byte) {
 	w.attrString(unix.NFTA_SET_ELEM_LIST_TABLE, w.table)
 	w.attrString(unix.NFTA_SET_ELEM_LIST_SET, spec.name)
 	w.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() { w.buf = append(w.buf, encoded...) })
-	w.end()
+	w.endMessage()
 }
 
 // getElements asks for elements by key. The kernel answers in this order, until the first that
@@ -226,7 +226,7 @@ func (w *wire) getElements(spec *setSpec, keys []elementBytes) {
 			w.buf = appendElement(w.buf, keys[i].bytes(), nil, nil)
 		}
 	})
-	w.end()
+	w.endMessage()
 }
 
 // catchAll reads or deletes the catch-all element of a set.
@@ -239,7 +239,7 @@ func (w *wire) catchAll(typ, flags uint16, op string, spec *setSpec) {
 	w.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
 		w.nest(unix.NFTA_LIST_ELEM, func() { w.attrUint32(unix.NFTA_SET_ELEM_FLAGS, catchAll) })
 	})
-	w.end()
+	w.endMessage()
 }
 
 // verdictElement adds an element of a verdict map that leads to a chain.
@@ -262,7 +262,7 @@ func (w *wire) verdictElement(spec *setSpec, key uint32, chain string) {
 			})
 		})
 	})
-	w.end()
+	w.endMessage()
 }
 
 // deleteMark deletes the element of a mark.
@@ -277,14 +277,14 @@ func (w *wire) flush(spec *setSpec) {
 	w.begin(msgDelElement, 0, "flush", "set "+spec.name)
 	w.attrString(unix.NFTA_SET_ELEM_LIST_TABLE, w.table)
 	w.attrString(unix.NFTA_SET_ELEM_LIST_SET, spec.name)
-	w.end()
+	w.endMessage()
 }
 
 func (w *wire) newTable() {
 	w.begin(msgNewTable, unix.NLM_F_CREATE, "add", "table "+w.table)
 	w.attrString(unix.NFTA_TABLE_NAME, w.table)
 	w.attr(tableUserdata, userdataString(udataComment, tableComment))
-	w.end()
+	w.endMessage()
 }
 
 // wakeTable clears the flag dormant of a table.
@@ -292,13 +292,13 @@ func (w *wire) wakeTable() {
 	w.begin(msgNewTable, 0, "wake", "table "+w.table)
 	w.attrString(unix.NFTA_TABLE_NAME, w.table)
 	w.attrUint32(unix.NFTA_TABLE_FLAGS, 0)
-	w.end()
+	w.endMessage()
 }
 
 func (w *wire) deleteTable() {
 	w.begin(msgDelTable, 0, "delete", "table "+w.table)
 	w.attrString(unix.NFTA_TABLE_NAME, w.table)
-	w.end()
+	w.endMessage()
 }
 
 // newSet creates a set. size limits the number of elements; 0 is for sets that packets do
@@ -319,7 +319,7 @@ func (w *wire) newSet(spec *setSpec, addrLen int, size uint32) {
 		w.nest(unix.NFTA_SET_DESC, func() { w.setDescription(spec, addrLen, size) })
 	}
 	w.attr(unix.NFTA_SET_USERDATA, setUserdata(spec))
-	w.end()
+	w.endMessage()
 }
 
 func (w *wire) setDescription(spec *setSpec, addrLen int, size uint32) {
@@ -340,7 +340,7 @@ func (w *wire) deleteSet(name string) {
 	w.begin(msgDelSet, 0, "delete", "set "+name)
 	w.attrString(unix.NFTA_SET_TABLE, w.table)
 	w.attrString(unix.NFTA_SET_NAME, name)
-	w.end()
+	w.endMessage()
 }
 
 // flushChain deletes the rules of a chain.
@@ -348,14 +348,14 @@ func (w *wire) flushChain(name string) {
 	w.begin(msgDelRule, 0, "flush", "chain "+name)
 	w.attrString(unix.NFTA_RULE_TABLE, w.table)
 	w.attrString(unix.NFTA_RULE_CHAIN, name)
-	w.end()
+	w.endMessage()
 }
 
 func (w *wire) deleteChain(name string) {
 	w.begin(msgDelChain, 0, "delete", "chain "+name)
 	w.attrString(unix.NFTA_CHAIN_TABLE, w.table)
 	w.attrString(unix.NFTA_CHAIN_NAME, name)
-	w.end()
+	w.endMessage()
 }
 
 // newRule appends a rule of encoded expressions, with their checksum in its user data.
@@ -370,7 +370,7 @@ func (w *wire) newRule(chain string, exprs [][]byte, sum []byte) {
 		}
 	})
 	w.attr(unix.NFTA_RULE_USERDATA, userdata(udataChecksum, sum))
-	w.end()
+	w.endMessage()
 }
 
 // dataType is nft's number of the type of a key or of data.

@@ -240,7 +240,7 @@ func (p *printer) payload(a attributes) {
 		text := fmt.Sprintf("@%s,%d,%d", names[base%uint32(len(names))], at*8, size*8)
 		list = []*value{{text: text, kind: raw, size: int(size)}}
 	} else {
-		p.take(base)
+		p.removeImplied(base)
 	}
 	v := list[0]
 	if len(list) > 1 {
@@ -276,7 +276,7 @@ func (p *printer) fieldAt(base, offset, most uint32) (f field, size uint32) {
 	case unix.NFT_PAYLOAD_TRANSPORT_HEADER:
 		at.header = cmp.Or(p.transport, "th")
 		if at.header == "icmp" || at.header == "ipv6-icmp" { // implies the IP family too
-			p.take(unix.NFT_PAYLOAD_NETWORK_HEADER)
+			p.removeImplied(unix.NFT_PAYLOAD_NETWORK_HEADER)
 		}
 	default: // of the content of the transport, nothing is known
 		return f, 0

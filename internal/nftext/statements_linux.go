@@ -103,7 +103,7 @@ func (p *printer) option(a attributes) {
 		p.add("%s set %s", text, p.assigned(a.u32(unix.NFTA_EXTHDR_SREG), numbers))
 		return
 	}
-	p.take(unix.NFT_PAYLOAD_TRANSPORT_HEADER)
+	p.removeImplied(unix.NFT_PAYLOAD_TRANSPORT_HEADER)
 	p.put(a.u32(unix.NFTA_EXTHDR_DREG), &value{text: text, kind: numbers, size: 2})
 }
 
@@ -196,7 +196,7 @@ func (p *printer) reject(a attributes) {
 	switch a.u32(unix.NFTA_REJECT_TYPE) {
 	case unix.NFT_REJECT_TCP_RST:
 		if p.family != unix.NFPROTO_INET {
-			p.take(unix.NFT_PAYLOAD_TRANSPORT_HEADER)
+			p.removeImplied(unix.NFT_PAYLOAD_TRANSPORT_HEADER)
 		}
 		p.add("reject with tcp reset")
 		return
@@ -207,7 +207,7 @@ func (p *printer) reject(a attributes) {
 	}
 	text := codes.text(p, a.get(unix.NFTA_REJECT_ICMP_CODE))
 	if p.family == unix.NFPROTO_INET && with != "icmpx" {
-		p.take(unix.NFT_PAYLOAD_NETWORK_HEADER)
+		p.removeImplied(unix.NFT_PAYLOAD_NETWORK_HEADER)
 		p.add("reject with %s %s", with, text)
 		return
 	}

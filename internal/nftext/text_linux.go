@@ -159,8 +159,8 @@ func (p *printer) put(register uint32, v *value) {
 // imply marks the last statement as one that a field of a protocol implies.
 func (p *printer) imply(base uint32) { p.implied[base] = len(p.statements) }
 
-// take removes the statement that a field of this base implies.
-func (p *printer) take(base uint32) {
+// removeImplied removes the statement that a field of this base implies.
+func (p *printer) removeImplied(base uint32) {
 	if n := p.implied[base]; n > 0 {
 		p.statements[n-1] = ""
 	}

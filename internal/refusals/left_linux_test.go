@@ -199,10 +199,10 @@ func early(t *testing.T, e engine) {
 	cleansUp(t, p)
 	defer end()
 	const port = 40000
-	ask := func(family v1.IPFamily, to netip.AddrPort, settled *proxiertest.Topology) (proxiertest.Answer, error) {
+	ask := func(family v1.IPFamily, to netip.AddrPort, flusher *proxiertest.Topology) (proxiertest.Answer, error) {
 		o := proxiertest.AskOptions{From: l.world.Client.Addr(family), FromPort: port}
-		if settled != nil {
-			o.Settled = settled
+		if flusher != nil {
+			o.Flusher = flusher
 		}
 		return l.world.Client.Ask(t.Context(), "tcp", to, o)
 	}

@@ -34,39 +34,39 @@ var (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// shot is a packet of a seat, and what has become of it.
-type shot struct {
-	seat
+// trial is a packet of a sender, and what has become of it.
+type trial struct {
+	sender
 
-	packet packet
-	what   string           // its destination, for the table
-	fates  []*oracle.Fates  // any of them may have decided
-	kept   []netip.AddrPort // endpoints of the flow
-	err    error            // of sending
+	packet   packet
+	what     string             // its destination, for the table
+	verdicts []*oracle.Verdicts // any of them may have decided
+	kept     []netip.AddrPort   // endpoints of the flow
+	err      error              // of sending
 
 	mu       sync.Mutex
 	receipts []receipt // guarded by mu; some come late, such as a repeated SYN ACK
 }
 
-func (s *shot) record(r receipt) {
+func (s *trial) record(r receipt) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.receipts = append(s.receipts, r)
 }
 
 // received returns what has come so far.
-func (s *shot) received() []receipt {
+func (s *trial) received() []receipt {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.receipts)
 }
 
 // outcomes are what may become of the packet.
-func (s *shot) outcomes() (all []oracle.Outcome) {
+func (s *trial) outcomes() (all []oracle.Outcome) {
 	if s.isImpossible() {
 		return []oracle.Outcome{{Verdict: "drop"}}
 	}
-	for _, f := range s.fates {
+	for _, f := range s.verdicts {
 		all = append(all, f.Of(oracle.Packet{
 			Protocol: s.packet.protocol, Source: s.packet.source, Destination: s.packet.destination, FromNode: s.host == nodeName,
 		})...)
@@ -75,22 +75,22 @@ func (s *shot) outcomes() (all []oracle.Outcome) {
 }
 
 // isImpossible: the packet has an address that no packet on a link may have.
-func (s *shot) isImpossible() bool {
+func (s *trial) isImpossible() bool {
 	return s.impossible || s.host != nodeName && s.packet.destination.Addr().IsLoopback()
 }
 
 // isPositive: the packet must reach an endpoint.
-func (s *shot) isPositive() bool {
+func (s *trial) isPositive() bool {
 	return !slices.ContainsFunc(s.outcomes(), func(o oracle.Outcome) bool { return o.Verdict != "forward" })
 }
 
 // isNegative: the packet may not reach any endpoint.
-func (s *shot) isNegative() bool {
+func (s *trial) isNegative() bool {
 	return !slices.ContainsFunc(s.outcomes(), func(o oracle.Outcome) bool { return o.Verdict == "forward" })
 }
 
 // leak returns what should not have arrived, or "".
-func (s *shot) leak() string {
+func (s *trial) leak() string {
 	all := s.outcomes()
 	for _, r := range s.received() {
 		if !slices.ContainsFunc(all, func(o oracle.Outcome) bool { return s.allows(o, r) }) && !slices.Contains(s.kept, r.to) {
@@ -103,7 +103,7 @@ func (s *shot) leak() string {
 	return ""
 }
 
-func (s *shot) allows(o oracle.Outcome, r receipt) bool {
+func (s *trial) allows(o oracle.Outcome, r receipt) bool {
 	switch {
 	case s.isImpossible():
 		return false
@@ -118,11 +118,11 @@ func (s *shot) allows(o oracle.Outcome, r receipt) bool {
 }
 
 // isInvalid: conntrack, and so rules of NAT, know nothing of the packet.
-func (s *shot) isInvalid() bool {
+func (s *trial) isInvalid() bool {
 	return s.packet.badChecksum || s.packet.protocol == desired.TCP && s.packet.flags != syn && s.packet.flags != ack
 }
 
-func (s *shot) String() string {
+func (s *trial) String() string {
 	return fmt.Sprintf("from %s (%v at %s) to %s: %v %v flags %#x", s.name, s.packet.source, s.host, s.what, s.packet.protocol, s.packet.destination, s.packet.flags)
 }
 
@@ -312,10 +312,10 @@ func (b *bench) sync() {
 	}
 }
 
-// fates decides about packets, for each family.
-func (b *bench) fates() (all [2]*oracle.Fates) {
+// verdicts decides about packets, for each family.
+func (b *bench) verdicts() (all [2]*oracle.Verdicts) {
 	for i, family := range families() {
-		all[i] = oracle.NewFates(b.cluster, family)
+		all[i] = oracle.NewVerdicts(b.cluster, family)
 		all[i].ServiceIPsPass, all[i].LoopbackNodePorts = b.engine.passes, b.engine.localhost
 		all[i].LocalPolicyBindsAll, all[i].VIPsAreLocal = b.engine.ownsVIPs, b.engine.ownsVIPs
 	}
@@ -330,8 +330,8 @@ func (b *bench) port() uint16 {
 
 // matrix returns packets that must be refused, about so many of each state, and one to each
 // destination that must arrive.
-func (b *bench) matrix(specs []spec) (negatives, positives []*shot) {
-	all, fates := seats(b.world), b.fates()
+func (b *bench) matrix(specs []spec) (negatives, positives []*trial) {
+	all, verdicts := senders(b.world), b.verdicts()
 	share := 1.0
 	if !*full {
 		share = 6 / float64(len(specs)*len(all)) // of about 1,200 destinations and kinds for each
@@ -340,16 +340,16 @@ func (b *bench) matrix(specs []spec) (negatives, positives []*shot) {
 		for _, family := range families() {
 			for _, d := range destinations(b.cluster, n+1, family) {
 				for _, kind := range kinds(family) {
-					for _, seat := range all {
+					for _, sender := range all {
 						if b.dice.Float64() >= share {
 							continue
 						}
-						kind.source, kind.destination = netip.AddrPortFrom(seat.addr(family), b.port()), d.to
-						s := &shot{seat: seat, packet: kind, what: d.what, fates: fates[index(family):][:1]}
+						kind.source, kind.destination = netip.AddrPortFrom(sender.addr(family), b.port()), d.to
+						s := &trial{sender: sender, packet: kind, what: d.what, verdicts: verdicts[index(family):][:1]}
 						switch {
 						case s.isNegative():
 							negatives = append(negatives, s)
-						case seat.honest && b.mustArrive(s):
+						case sender.honest && b.mustArrive(s):
 							positives = append(positives, s)
 						}
 					}
@@ -361,7 +361,7 @@ func (b *bench) matrix(specs []spec) (negatives, positives []*shot) {
 }
 
 // mustArrive: the packet opens a connection, and a host sees that it got through.
-func (b *bench) mustArrive(s *shot) bool {
+func (b *bench) mustArrive(s *trial) bool {
 	p := s.packet
 	return !p.badChecksum && (p.protocol == desired.UDP || p.protocol == desired.TCP && p.flags == syn && (!b.engine.sockets || s.host != nodeName))
 }
@@ -383,25 +383,25 @@ func refuse(t *testing.T, e engine, s setting) {
 	b.sendAll(negatives)
 	b.sendAll(positives)
 	b.awaitAll(positives)
-	var beside []*shot
+	var beside []*trial
 	port := b.port()
-	for _, shots := range [][]*shot{positives, negatives} {
-		var again []*shot
-		for _, s := range shots {
-			other := &shot{seat: s.seat, packet: s.packet, what: s.what, fates: s.fates}
+	for _, trials := range [][]*trial{positives, negatives} {
+		var again []*trial
+		for _, s := range trials {
+			other := &trial{sender: s.sender, packet: s.packet, what: s.what, verdicts: s.verdicts}
 			other.packet.source = netip.AddrPortFrom(s.packet.source.Addr(), port)
 			again = append(again, other)
 		}
 		b.sendAll(again)
 		beside = again
 	}
-	b.report(map[string][]*shot{"no entry": negatives, "beside an allowed flow": beside}, 2000)
+	b.report(map[string][]*trial{"no entry": negatives, "beside an allowed flow": beside}, 2000)
 }
 
 // window is how many packets are on their way at a time, so that no queue overflows.
 const window = 128
 
-func (b *bench) sendAll(all []*shot) {
+func (b *bench) sendAll(all []*trial) {
 	b.t.Helper()
 	onOneProcessor(b.t, func() {
 		for some := range slices.Chunk(all, window) {
@@ -415,10 +415,10 @@ func (b *bench) sendAll(all []*shot) {
 
 // awaitAll sends those that have not arrived again. A proxy of sockets forwards later than the
 // kernel, and not what waits in the queue of a socket that it closes.
-func (b *bench) awaitAll(all []*shot) {
+func (b *bench) awaitAll(all []*trial) {
 	b.t.Helper()
 	poll.Nil(b.t, "allowed packets arrive", func() error {
-		var missing []*shot
+		var missing []*trial
 		for _, s := range all {
 			if len(s.received()) == 0 {
 				if s.packet.source.Port() != flowPort {
@@ -436,7 +436,7 @@ func (b *bench) awaitAll(all []*shot) {
 }
 
 // report counts the packets, and fails for each kind that got through.
-func (b *bench) report(all map[string][]*shot, atLeast int) {
+func (b *bench) report(all map[string][]*trial, atLeast int) {
 	b.t.Helper()
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -469,7 +469,7 @@ func (b *bench) report(all map[string][]*shot, atLeast int) {
 }
 
 // labels are what the packet counts as.
-func (s *shot) labels(state string) []string {
+func (s *trial) labels(state string) []string {
 	all := []string{"from " + s.name, "to " + s.what, "state: " + state}
 	if s.isInvalid() {
 		all[2] += ", INVALID"

@@ -57,23 +57,23 @@ func change(t *testing.T, e engine) {
 	}
 	b := newBench(t, e, settings()[0], even)
 	ways := b.ways()
-	all := map[string][]*shot{}
+	all := map[string][]*trial{}
 	flows := &flows{bench: b, past: map[flow][]netip.AddrPort{}}
 	all["stale entry"] = flows.send(ways)
 	for range *toggles * 2 {
-		shots := b.toggle(ways)
-		all["during a change"] = append(all["during a change"], shots...)
+		trials := b.toggle(ways)
+		all["during a change"] = append(all["during a change"], trials...)
 		all["stale entry"] = append(all["stale entry"], flows.send(ways)...)
 	}
-	for state, shots := range all {
-		all[state] = slices.DeleteFunc(shots, func(s *shot) bool { return s.isPositive() && s.leak() == "" })
+	for state, trials := range all {
+		all[state] = slices.DeleteFunc(trials, func(s *trial) bool { return s.isPositive() && s.leak() == "" })
 	}
 	b.report(all, 500)
 }
 
-// way is a seat, a destination and a kind of packet.
+// way is a sender, a destination and a kind of packet.
 type way struct {
-	seat
+	sender
 	destination
 
 	kind    packet
@@ -89,11 +89,11 @@ func (b *bench) ways() (all []way) {
 				if !slices.Contains([]string{"ClusterIP", "external IP", "load balancer IP", "node port"}, d.what) || d.what == "node port" && d.to.Addr() != b.cluster.Node.Addresses[index(family)] {
 					continue
 				}
-				for _, seat := range seats(b.world) {
-					if seat.honest {
+				for _, sender := range senders(b.world) {
+					if sender.honest {
 						all = append(all,
-							way{seat, d, packet{protocol: desired.TCP, flags: syn}, family, n + 1},
-							way{seat, d, packet{protocol: desired.UDP}, family, n + 1})
+							way{sender, d, packet{protocol: desired.TCP, flags: syn}, family, n + 1},
+							way{sender, d, packet{protocol: desired.UDP}, family, n + 1})
 					}
 				}
 			}
@@ -102,19 +102,19 @@ func (b *bench) ways() (all []way) {
 	return all
 }
 
-func (b *bench) shot(w way, port uint16, fates ...[2]*oracle.Fates) *shot {
-	s := &shot{seat: w.seat, packet: w.kind, what: w.what}
+func (b *bench) trial(w way, port uint16, verdicts ...[2]*oracle.Verdicts) *trial {
+	s := &trial{sender: w.sender, packet: w.kind, what: w.what}
 	s.packet.source, s.packet.destination = netip.AddrPortFrom(w.addr(w.family), port), w.to
-	for _, f := range fates {
-		s.fates = append(s.fates, f[index(w.family)])
+	for _, f := range verdicts {
+		s.verdicts = append(s.verdicts, f[index(w.family)])
 	}
 	return s
 }
 
 // toggle changes all Services, while it sends on all ways again and again.
-func (b *bench) toggle(ways []way) (shots []*shot) {
+func (b *bench) toggle(ways []way) (trials []*trial) {
 	b.t.Helper()
-	before, old := b.fates(), *b.cluster
+	before, old := b.verdicts(), *b.cluster
 	after := old
 	after.Services, after.Slices = map[string]*v1.Service{}, map[string]*discovery.EndpointSlice{}
 	for i, both := range toggled() {
@@ -128,7 +128,7 @@ func (b *bench) toggle(ways []way) (shots []*shot) {
 	}
 	b.toggles++
 	b.cluster = &after
-	is := b.fates()
+	is := b.verdicts()
 
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	var once sync.Once
@@ -141,9 +141,9 @@ func (b *bench) toggle(ways []way) (shots []*shot) {
 				return
 			default:
 			}
-			s := b.shot(ways[b.dice.IntN(len(ways))], b.port(), before, is)
+			s := b.trial(ways[b.dice.IntN(len(ways))], b.port(), before, is)
 			b.send(s)
-			shots = append(shots, s)
+			trials = append(trials, s)
 			if n == window {
 				once.Do(func() { close(oneRound) })
 			}
@@ -155,7 +155,7 @@ func (b *bench) toggle(ways []way) (shots []*shot) {
 	close(stop)
 	<-stopped
 	onOneProcessor(b.t, func() { b.flush(b.t) })
-	return shots
+	return trials
 }
 
 // tell gives a change to the proxy.
@@ -200,9 +200,9 @@ const flowPort = 7000
 
 // send sends one datagram of each flow. It may reach an endpoint that its frontend had, as long as
 // that serves (CT-03).
-func (f *flows) send(ways []way) (shots []*shot) {
+func (f *flows) send(ways []way) (trials []*trial) {
 	f.t.Helper()
-	fates, decisions := f.fates(), map[v1.IPFamily]map[changetracker.ServicePortName]oracle.Decision{}
+	verdicts, decisions := f.verdicts(), map[v1.IPFamily]map[changetracker.ServicePortName]oracle.Decision{}
 	for _, family := range families() {
 		decisions[family] = oracle.Decide(f.cluster, family)
 	}
@@ -210,7 +210,7 @@ func (f *flows) send(ways []way) (shots []*shot) {
 		if w.kind.protocol != desired.UDP {
 			continue
 		}
-		s := f.shot(w, flowPort, fates)
+		s := f.trial(w, flowPort, verdicts)
 		key := flow{s.packet.source, s.packet.destination}
 		serving := decisions[w.family][changetracker.ServicePortName{
 			NamespacedName: types.NamespacedName{Namespace: "refusals", Name: name(w.service)}, Port: "UDP", Protocol: v1.ProtocolUDP,
@@ -225,9 +225,9 @@ func (f *flows) send(ways []way) (shots []*shot) {
 				f.past[key] = append(f.past[key], o.Endpoint)
 			}
 		}
-		shots = append(shots, s)
+		trials = append(trials, s)
 	}
-	f.sendAll(shots)
-	f.awaitAll(slices.DeleteFunc(slices.Clone(shots), func(s *shot) bool { return !s.isPositive() }))
-	return shots
+	f.sendAll(trials)
+	f.awaitAll(slices.DeleteFunc(slices.Clone(trials), func(s *trial) bool { return !s.isPositive() }))
+	return trials
 }

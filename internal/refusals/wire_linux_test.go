@@ -25,22 +25,22 @@ import (
 // node, it is what a program gets.
 type wire struct {
 	hosts   map[string]*proxiertest.Host
-	senders map[string]sender
+	senders map[string]wireSender
 
 	mu       sync.Mutex
-	sent     []*shot                     // by number
-	accepted map[[2]netip.AddrPort]*shot // TCP, by both ends
+	sent     []*trial                     // by number
+	accepted map[[2]netip.AddrPort]*trial // TCP, by both ends
 }
 
-// sender puts a packet into the network stack of a host.
-type sender func(packet []byte, to netip.Addr) error
+// wireSender puts a packet into the network stack of a host.
+type wireSender func(packet []byte, to netip.Addr) error
 
 // receiveBuffer has room for what a slow reader has not read.
 const receiveBuffer = 64 << 20
 
 func newWire(t *testing.T, world *proxiertest.Topology) *wire {
 	t.Helper()
-	w := &wire{hosts: map[string]*proxiertest.Host{}, senders: map[string]sender{}, accepted: map[[2]netip.AddrPort]*shot{}}
+	w := &wire{hosts: map[string]*proxiertest.Host{}, senders: map[string]wireSender{}, accepted: map[[2]netip.AddrPort]*trial{}}
 	w.senders["node"] = ofNode(t, world.Node)
 	w.senders["client"] = ontoLink(t, world.Client, "eth0", world.Node, "client")
 	w.senders["router"] = ontoLink(t, world.Router, "uplink", world.Node, "uplink")
@@ -85,7 +85,7 @@ func control(file *os.File, f func(fd int) error) error {
 const everyProtocol = unix.ETH_P_ALL>>8 | unix.ETH_P_ALL<<8&0xff00 // big endian
 
 // ontoLink sends as a host that is connected to the node, whatever the source address.
-func ontoLink(t *testing.T, host *proxiertest.Host, name string, node *proxiertest.Host, nodeLink string) sender {
+func ontoLink(t *testing.T, host *proxiertest.Host, name string, node *proxiertest.Host, nodeLink string) wireSender {
 	t.Helper()
 	var link, gateway *net.Interface
 	err := errors.Join(
@@ -109,7 +109,7 @@ func ontoLink(t *testing.T, host *proxiertest.Host, name string, node *proxierte
 }
 
 // ofNode sends as a process of the node.
-func ofNode(t *testing.T, node *proxiertest.Host) sender {
+func ofNode(t *testing.T, node *proxiertest.Host) wireSender {
 	t.Helper()
 	v4 := socket(t, node, unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_RAW)
 	v6 := socket(t, node, unix.AF_INET6, unix.SOCK_RAW, unix.IPPROTO_RAW)
@@ -216,7 +216,7 @@ func (w *wire) record(r receipt) {
 }
 
 // send numbers a packet and sends it. What the host itself refuses to send counts as sent.
-func (w *wire) send(s *shot) {
+func (w *wire) send(s *trial) {
 	w.mu.Lock()
 	s.packet.number = uint64(len(w.sent))
 	w.sent = append(w.sent, s)
@@ -242,7 +242,7 @@ func (w *wire) flush(t *testing.T) {
 			}
 		}
 	}
-	sent := map[string]*shot{}
+	sent := map[string]*trial{}
 	poll.Nil(t, "the last packets arrive", func() error {
 		for way, p := range left {
 			if last := sent[way]; last != nil && len(last.received()) > 0 {
@@ -250,7 +250,7 @@ func (w *wire) flush(t *testing.T) {
 				continue
 			}
 			from, _, _ := strings.Cut(way, " ")
-			sent[way] = &shot{seat: seat{host: from}, packet: p}
+			sent[way] = &trial{sender: sender{host: from}, packet: p}
 			w.send(sent[way])
 		}
 		if len(left) > 0 {

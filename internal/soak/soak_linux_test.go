@@ -129,7 +129,7 @@ func soak(t *testing.T, name string, subject subject) {
 	stop()
 	n.world.restore()
 	n.sync()
-	after := n.settle(before)
+	after := n.awaitIdle(before)
 	t.Logf("after:  %v", after)
 	t.Logf("connections: %d, failed: %d, datagrams sent twice: %d; changes: %d", n.connections.Load(), n.failed.Load(), n.repeated.Load(), n.changes)
 	slices.Sort(times)
@@ -300,8 +300,8 @@ func (n *node) ask(ctx context.Context, from *proxiertest.Host, network string, 
 	return errors.Join(err, flow.Close())
 }
 
-// settle waits until connections have ended everywhere, and measures.
-func (n *node) settle(before use) (after use) {
+// awaitIdle waits until connections have ended everywhere, and measures.
+func (n *node) awaitIdle(before use) (after use) {
 	poll.Soon(func() bool {
 		after = measure(n.t, n.topology.Node, n.pins)
 		return after.goroutines <= before.goroutines && after.descriptors <= before.descriptors && after.flows <= before.flows

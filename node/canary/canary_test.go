@@ -325,10 +325,10 @@ func TestTheEndpointAnswersThisProcessOnly(t *testing.T) {
 		}
 		e := &endpoint{answers: map[number]number{}}
 		question, _ := e.ask()
-		if _, ok := e.take(question); !ok {
+		if _, ok := e.answerTo(question); !ok {
 			t.Error("no answer to a question")
 		}
-		if _, ok := e.take(question); ok {
+		if _, ok := e.answerTo(question); ok {
 			t.Error("a second answer to a question")
 		}
 	})

@@ -101,7 +101,7 @@ func (e *endpoint) serve(conn net.Conn) {
 	if _, err := io.ReadFull(conn, question[:]); err != nil {
 		return
 	}
-	if answer, ok := e.take(question); ok {
+	if answer, ok := e.answerTo(question); ok {
 		_, _ = conn.Write(answer[:]) // the client notices
 	}
 }
@@ -116,8 +116,8 @@ func (e *endpoint) ask() (question, answer number) {
 	return question, answer
 }
 
-// take returns the answer, once.
-func (e *endpoint) take(question number) (answer number, ok bool) {
+// answerTo returns the answer, once.
+func (e *endpoint) answerTo(question number) (answer number, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	answer, ok = e.answers[question]

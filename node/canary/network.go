@@ -118,7 +118,7 @@ func (f *family) connect(ctx context.Context) error {
 	_ = conn.SetDeadline(deadline)
 	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
 	question, want := f.endpoint.ask()
-	defer f.endpoint.take(question) // also if nobody asked for it
+	defer f.endpoint.answerTo(question) // also if nobody asked for it
 	if _, err := conn.Write(question[:]); err != nil {
 		return fmt.Errorf("send: %w", cause(err))
 	}

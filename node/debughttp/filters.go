@@ -80,10 +80,10 @@ const (
 	verdictWorks       verdict = "works"
 )
 
-// tally counts the frontends of a Service by what they do.
-type tally struct{ forward, reject, drop int }
+// actionCounts counts the frontends of a Service by what they do.
+type actionCounts struct{ forward, reject, drop int }
 
-func (t *tally) add(s *desired.Service) {
+func (t *actionCounts) add(s *desired.Service) {
 	for i := range s.Frontends {
 		switch f := &s.Frontends[i]; {
 		case f.Action == desired.Reject:
@@ -96,9 +96,9 @@ func (t *tally) add(s *desired.Service) {
 	}
 }
 
-func (t *tally) verdict() verdict {
+func (t *actionCounts) verdict() verdict {
 	switch {
-	case *t == tally{}:
+	case *t == actionCounts{}:
 		return verdictNoFrontends
 	case t.forward+t.drop == 0:
 		return verdictNoEndpoints

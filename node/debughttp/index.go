@@ -163,10 +163,10 @@ func (p *resolved) listed(name types.NamespacedName) *listedService {
 type draft struct {
 	listedService
 
-	tally tally
-	ports int
-	last  netip.Addr
-	lines []byte
+	actionCounts actionCounts
+	ports        int
+	last         netip.Addr
+	lines        []byte
 }
 
 func newDraft(name types.NamespacedName) *draft {
@@ -180,7 +180,7 @@ func newDraft(name types.NamespacedName) *draft {
 func (d *draft) add(family *desired.Resolved, s *desired.Service) {
 	endpoints := family.State().Endpoints(s.Name)
 	d.ports++
-	d.tally.add(s)
+	d.actionCounts.add(s)
 	d.filters |= filtersOf(s, endpoints)
 	d.addresses(s.Port, endpoints)
 }
@@ -190,7 +190,7 @@ func (d *draft) finish() *listedService {
 	if d.ports == 0 {
 		return nil
 	}
-	return &listedService{name: d.name, text: string(d.lines), verdict: d.tally.verdict(), filters: d.filters}
+	return &listedService{name: d.name, text: string(d.lines), verdict: d.actionCounts.verdict(), filters: d.filters}
 }
 
 func (d *draft) addresses(p *changetracker.ServicePort, endpoints []changetracker.Endpoint) {

@@ -55,7 +55,7 @@ func (c *Checker) Run(ctx context.Context, source Proxy) error {
 	r.threads.Close()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r.end()
+	r.removeOverrides()
 	return nil
 }
 
@@ -116,7 +116,7 @@ func (c *run) loop(ctx context.Context) {
 		case <-timer.C:
 		case <-c.passive.wake:
 		case r := <-c.results:
-			c.locked(func() { c.take(r, time.Now()) })
+			c.locked(func() { c.record(r, time.Now()) })
 		}
 		var wake time.Time
 		c.locked(func() { wake = c.step(ctx, time.Now()) })
@@ -184,7 +184,7 @@ func (c *run) fire(t *target, now time.Time) {
 // check starts a check.
 func (c *run) check(ctx context.Context, t *target, of string, now time.Time) {
 	c.pace.begin()
-	c.waiting.begin(of)
+	c.waiting.began(of)
 	c.running++
 	c.counters.Checks++
 	limit, probe, doubt := t.policy.Timeout, t.policy.Probe, t.doubt
@@ -225,10 +225,10 @@ func survive(check func() error) (err error) {
 	return check()
 }
 
-// take takes over the result of a check.
-func (c *run) take(r result, now time.Time) {
+// record takes over the result of a check.
+func (c *run) record(r result, now time.Time) {
 	c.running--
-	c.waiting.end(r.of)
+	c.waiting.ended(r.of)
 	t := r.target
 	if c.targets[t.targetKey] != t {
 		return // nobody needs it any more
@@ -285,7 +285,7 @@ func (c *run) markDirty(t *target) {
 
 // judgeReports takes over what was reported about connections.
 func (c *run) judgeReports(now time.Time) {
-	c.passive.each(func(at place, seen tally) (done bool) {
+	c.passive.each(func(at place, seen failureRecord) (done bool) {
 		targets := c.places[at]
 		done = true
 		for _, t := range targets {
@@ -361,8 +361,8 @@ func (c *run) override(s *servicePort) {
 	}
 }
 
-// end removes all Overrides.
-func (c *run) end() {
+// removeOverrides removes all Overrides.
+func (c *run) removeOverrides() {
 	for key, s := range c.ports {
 		c.drop(s)
 		delete(c.ports, key)

@@ -18,13 +18,13 @@ const passiveWindow = 30 * time.Second
 // passive counts the failed connections to each endpoint, until one succeeds.
 type passive struct {
 	wake   chan struct{}
-	places atomic.Int64 // len(tallies), to be quick while nothing fails
+	places atomic.Int64 // len(records), to be quick while nothing fails
 
-	mu      sync.Mutex // guards tallies
-	tallies map[place]tally
+	mu      sync.Mutex // guards records
+	records map[place]failureRecord
 }
 
-type tally struct {
+type failureRecord struct {
 	failures int
 	last     time.Time
 	reason   string
@@ -32,7 +32,7 @@ type tally struct {
 }
 
 func newPassive() passive {
-	return passive{wake: make(chan struct{}, 1), tallies: map[place]tally{}}
+	return passive{wake: make(chan struct{}, 1), records: map[place]failureRecord{}}
 }
 
 // Report tells how a connection to an endpoint went: nil if the endpoint answered, and otherwise
@@ -67,19 +67,19 @@ func (p *passive) forget(at place) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.tallies, at)
-	p.places.Store(int64(len(p.tallies)))
+	delete(p.records, at)
+	p.places.Store(int64(len(p.records)))
 }
 
 func (p *passive) failed(at place, reason string, now time.Time, doubted bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	t := p.tallies[at]
+	t := p.records[at]
 	if now.Sub(t.last) > passiveWindow {
 		t.failures, t.doubted = 0, false
 	}
-	p.tallies[at] = tally{t.failures + 1, now, reason, t.doubted || doubted}
-	p.places.Store(int64(len(p.tallies)))
+	p.records[at] = failureRecord{t.failures + 1, now, reason, t.doubted || doubted}
+	p.places.Store(int64(len(p.records)))
 	select {
 	case p.wake <- struct{}{}:
 	default: // it will wake up anyway
@@ -88,18 +88,18 @@ func (p *passive) failed(at place, reason string, now time.Time, doubted bool) {
 
 // each calls judge for each endpoint with failures, and forgets those for which it returns
 // true.
-func (p *passive) each(judge func(at place, seen tally) (done bool)) {
+func (p *passive) each(judge func(at place, seen failureRecord) (done bool)) {
 	if p.places.Load() == 0 {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for at, t := range p.tallies {
+	for at, t := range p.records {
 		if judge(at, t) {
-			delete(p.tallies, at)
+			delete(p.records, at)
 		}
 	}
-	p.places.Store(int64(len(p.tallies)))
+	p.places.Store(int64(len(p.records)))
 }
 
 // Observer returns an Observer for proxier.Deps that reports the connections of package

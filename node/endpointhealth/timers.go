@@ -115,10 +115,10 @@ func (w *turns) next(free int) (t *target, of string) {
 	return t, of
 }
 
-// begin and end count a check of a namespace.
-func (w *turns) begin(of string) { w.running[of]++ }
+// began and ended count a check of a namespace.
+func (w *turns) began(of string) { w.running[of]++ }
 
-func (w *turns) end(of string) {
+func (w *turns) ended(of string) {
 	if w.running[of]--; w.running[of] == 0 {
 		delete(w.running, of)
 	}

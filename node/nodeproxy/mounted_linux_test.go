@@ -110,9 +110,9 @@ func TestTwoClustersInOneProgram(t *testing.T) {
 	clusters := []*cluster{newCluster(t, 1), newCluster(t, 2)}
 	before := holds(t)
 	var after held
-	const times, settled = 20, 4 // the first ones fill caches
+	const times, warm = 20, 4 // the first ones fill caches
 	for i := range times {
-		if i == settled {
+		if i == warm {
 			before.heap = holds(t).heap
 		}
 		took := startAndStop(t, clusters, i == times-1)
@@ -125,7 +125,7 @@ func TestTwoClustersInOneProgram(t *testing.T) {
 		after = holds(t)
 		return after.goroutines <= before.goroutines && after.descriptors <= before.descriptors
 	})
-	t.Logf("held before: %+v, its heap after %d starts; after %d: %+v", before, settled, times, after)
+	t.Logf("held before: %+v, its heap after %d starts; after %d: %+v", before, warm, times, after)
 	const noise = 1 << 20
 	if after.heap > before.heap+noise {
 		t.Errorf("the heap has grown from %d to %d bytes", before.heap, after.heap)

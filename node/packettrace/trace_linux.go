@@ -18,9 +18,9 @@ import (
 const (
 	// traceGroup is NFNLGRP_NFTRACE of linux/netfilter/nfnetlink.h.
 	traceGroup = 9
-	// settleTime is for how long a packet may be silent before it counts as lost, and for how
+	// silenceTime is for how long a packet may be silent before it counts as lost, and for how
 	// long an answer may take after the packet has left.
-	settleTime = time.Second
+	silenceTime = time.Second
 	// drainTime is for how long events are read after Options.While has returned.
 	drainTime = 100 * time.Millisecond
 	// bufferBytes is room for the events of MaxLimit packets that pass some 10 rules each.
@@ -156,7 +156,7 @@ func lock(name string) (fd int, err error) {
 func (s *session) follow(ctx context.Context, c *collector, while func(context.Context) error) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	f := following{collector: c, events: make(chan event), failed: make(chan error, 1), silence: time.NewTimer(settleTime)}
+	f := following{collector: c, events: make(chan event), failed: make(chan error, 1), silence: time.NewTimer(silenceTime)}
 	if while != nil {
 		f.running = make(chan struct{})
 		go func() {
@@ -227,7 +227,7 @@ func (f *following) run(ctx context.Context) error {
 				return <-f.failed
 			}
 			f.add(e)
-			f.silence.Reset(settleTime)
+			f.silence.Reset(silenceTime)
 		case <-f.running:
 			f.running, last = nil, true
 			f.silence.Reset(drainTime)

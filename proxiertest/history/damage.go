@@ -28,9 +28,9 @@ func testDamage(t *testing.T, planes Planes, kind StepKind) {
 	if hasSockets(plane) {
 		t.Skip("no other program changes the sockets of a process")
 	}
-	steps := append(d.begin(4), HistoryStep{Kind: Settle})
+	steps := append(d.begin(4), HistoryStep{Kind: Converge})
 	for range Few(10, 100) {
-		steps = append(steps, HistoryStep{Kind: kind, Damage: d.IntN(1000)}, HistoryStep{Kind: Settle})
+		steps = append(steps, HistoryStep{Kind: kind, Damage: d.IntN(1000)}, HistoryStep{Kind: Converge})
 		if kind == DamageKernel { // after several in a row, repairs wait
 			steps = append(steps, HistoryStep{Kind: Restart})
 		}

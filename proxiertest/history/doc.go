@@ -4,7 +4,7 @@
 // kernel and of single Services, for some tries or for good, the death of the process, restarts,
 // and changes by other programs before, during and after our own writes.
 //
-// At each step of kind Settle, all that may be programmed must be, while events still come. Then
+// At each step of kind Converge, all that may be programmed must be, while events still come. Then
 // the kernel must hold what a new engine programs in an empty network namespace from the same
 // objects, and connection tracking, health checks and announcements must have had exactly the calls
 // that the objects require.

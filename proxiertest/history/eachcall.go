@@ -22,14 +22,14 @@ func TestEachCall(t *testing.T, planes Planes) {
 	d := dice{rand.New(rand.NewPCG(seed, 21))}
 	t.Logf("to run the same again: %s=%d go test -run '%s'", seedVariable, seed, t.Name())
 	plane, fresh := planes(t, seed)
-	before, change := append(d.begin(6), HistoryStep{Kind: Settle}), d.objects(6)
+	before, change := append(d.begin(6), HistoryStep{Kind: Converge}), d.objects(6)
 	for what, steps := range map[string]func(fault HistoryStep) []HistoryStep{
 		"change": func(fault HistoryStep) []HistoryStep {
-			return slices.Concat(before, []HistoryStep{fault}, change, []HistoryStep{{Kind: RunSync}, {Kind: Settle}})
+			return slices.Concat(before, []HistoryStep{fault}, change, []HistoryStep{{Kind: RunSync}, {Kind: Converge}})
 		},
 		"another process": func(fault HistoryStep) []HistoryStep {
 			fault.Next = true
-			return slices.Concat(before, []HistoryStep{fault}, change, []HistoryStep{{Kind: Restart}, {Kind: RunSync}, {Kind: Settle}})
+			return slices.Concat(before, []HistoryStep{fault}, change, []HistoryStep{{Kind: Restart}, {Kind: RunSync}, {Kind: Converge}})
 		},
 	} {
 		n := d.eachCall(t, plane, fresh, steps)

@@ -10,5 +10,5 @@ import (
 func ExampleNew() {
 	steps := history.New(7, 30)
 	fmt.Println(steps[0].Kind, "first,", steps[len(steps)-1].Kind, "last")
-	// Output: set node first, settle last
+	// Output: set node first, converge last
 }

@@ -27,7 +27,7 @@ import (
 )
 
 // TestModesChange runs histories in which processes of other engines follow each other: after
-// each Settle nothing is left of the others, and Verify finds what the engine should have.
+// each Converge nothing is left of the others, and Verify finds what the engine should have.
 func TestModesChange(t *testing.T) {
 	t.Parallel()
 	history.Test(t, 6, 1, func(t *testing.T, seed uint64) (plane, fresh history.Plane) {

@@ -63,7 +63,7 @@ type run struct {
 	life         *life
 	flows        *flows
 	patience     time.Duration
-	settled      bool // nothing happened since the last Settle
+	converged    bool // nothing happened since the last Converge
 	mixed        bool // another engine may have left objects
 	fired        int  // interventions in processes that have ended
 	// next are interventions in the next process.
@@ -85,7 +85,7 @@ type life struct {
 
 // Run runs a history in plane. It compares with what a new Provider programs in fresh, which
 // must be empty, and is again afterwards. The kernel must become right within patience of each
-// Settle. Run leaves plane empty too.
+// Converge. Run leaves plane empty too.
 func Run(ctx context.Context, plane, fresh Plane, steps []HistoryStep, patience time.Duration) error {
 	_, err := runCounting(ctx, plane, fresh, steps, patience)
 	return err
@@ -113,14 +113,14 @@ func (r *run) step(ctx context.Context, s *HistoryStep) error {
 	if err := r.reviveOrStart(ctx, s); err != nil {
 		return err
 	}
-	before := r.settled
-	r.settled = false
+	before := r.converged
+	r.converged = false
 	switch s.Kind {
 	case SetService, DeleteService, SetSlice, DeleteSlice, SetNode, Refuse:
 		r.event(s)
 		return r.flows.note(ctx, r)
 	case RunSync:
-		r.settled = before
+		r.converged = before
 		return ignore(r.life.Sync(ctx)) // it may fail because of what was planned
 	case Fail, Lose:
 		r.plan(s, intervention{Call: s.Call, Err: s.Error, Late: s.Kind == Lose})
@@ -142,8 +142,8 @@ func (r *run) step(ctx context.Context, s *HistoryStep) error {
 		return r.changeMode(ctx, s)
 	case Busy:
 		r.life.beNoisy()
-	case Settle:
-		return r.settle(ctx, s.Late)
+	case Converge:
+		return r.converge(ctx, s.Late)
 	}
 	return nil
 }
@@ -349,10 +349,10 @@ func (l *life) end() error {
 	return nil
 }
 
-// restart ends the process and starts another. If everything was settled, that one must write
+// restart ends the process and starts another. If everything was converged, that one must write
 // nothing.
-func (r *run) restart(ctx context.Context, settled bool) error {
-	if err := r.replace(ctx); err != nil || !settled {
+func (r *run) restart(ctx context.Context, converged bool) error {
+	if err := r.replace(ctx); err != nil || !converged {
 		return err
 	}
 	if err := r.whenFree(func() error { return proxiertest.Sync(ctx, r.life) }); err != nil {
@@ -422,8 +422,8 @@ func (r *run) wanted(ctx context.Context) (text string, err error) {
 	return text, errors.Join(err, l.end(), there.clean(ctx, r.fresh))
 }
 
-// settle waits until the kernel is right, without or with a request for a sync.
-func (r *run) settle(ctx context.Context, ask bool) error {
+// converge waits until the kernel is right, without or with a request for a sync.
+func (r *run) converge(ctx context.Context, ask bool) error {
 	if err := r.endFaults(ctx); err != nil {
 		return err
 	}
@@ -449,7 +449,7 @@ func (r *run) settle(ctx context.Context, ask bool) error {
 		last = proxiertest.Sync(ctx, r.life)
 		return last == nil
 	}) {
-		return fmt.Errorf("not settled within %v: %w\n%s\nstatus: %+v", r.patience, last, difference(got, want), r.life.Status().Families)
+		return fmt.Errorf("not converged within %v: %w\n%s\nstatus: %+v", r.patience, last, difference(got, want), r.life.Status().Families)
 	}
 	return r.mustBeIdle(ctx, want)
 }
@@ -477,7 +477,7 @@ func (r *run) mustBeIdle(ctx context.Context, want string) error {
 	if err == nil && got != want {
 		err = fmt.Errorf("an idle sync changed the kernel:\n%s", difference(got, want))
 	}
-	r.settled = err == nil
+	r.converged = err == nil
 	return errors.Join(err, r.mustVerify(ctx), r.checkSide(ctx))
 }
 

@@ -24,19 +24,19 @@ const (
 	DeleteSlice   StepKind = "delete EndpointSlice"
 	SetNode       StepKind = "set node"
 	RunSync       StepKind = "sync"
-	Fail          StepKind = "fail"    // the call with number Call from now fails
-	Lose          StepKind = "lose"    // its answer is lost
-	Hang          StepKind = "hang"    // it has no answer until its time is over
-	Kill          StepKind = "kill"    // the process dies before it, or after it if Late
-	DamageKernel  StepKind = "damage"  // another program changes our objects now
-	DamageAt      StepKind = "beside"  // it does so before a call, after it if Late, and at both if Twice
-	Restart       StepKind = "restart" // the process ends and starts again
-	Cleanup       StepKind = "cleanup" // the process ends, and its objects are removed, before it starts again
-	Inspect       StepKind = "inspect" // the process ends, another program changes our objects, and Verify must name that
-	ChangeMode    StepKind = "mode"    // the process ends, and that of another engine starts, if the Plane has Modes
-	Refuse        StepKind = "refuse"  // the engine cannot program the ports of a Service for Call tries, or at all if Late
-	Busy          StepKind = "busy"    // from now on events never pause, until all that may be programmed is
-	Settle        StepKind = "settle"  // all faults end; then the kernel must become right
+	Fail          StepKind = "fail"     // the call with number Call from now fails
+	Lose          StepKind = "lose"     // its answer is lost
+	Hang          StepKind = "hang"     // it has no answer until its time is over
+	Kill          StepKind = "kill"     // the process dies before it, or after it if Late
+	DamageKernel  StepKind = "damage"   // another program changes our objects now
+	DamageAt      StepKind = "beside"   // it does so before a call, after it if Late, and at both if Twice
+	Restart       StepKind = "restart"  // the process ends and starts again
+	Cleanup       StepKind = "cleanup"  // the process ends, and its objects are removed, before it starts again
+	Inspect       StepKind = "inspect"  // the process ends, another program changes our objects, and Verify must name that
+	ChangeMode    StepKind = "mode"     // the process ends, and that of another engine starts, if the Plane has Modes
+	Refuse        StepKind = "refuse"   // the engine cannot program the ports of a Service for Call tries, or at all if Late
+	Busy          StepKind = "busy"     // from now on events never pause, until all that may be programmed is
+	Converge      StepKind = "converge" // all faults end; then the kernel must become right
 )
 
 // HistoryStep is one step of a history. It does not depend on the steps before it.
@@ -128,13 +128,13 @@ func (d dice) objects(n int) (steps []HistoryStep) {
 	return steps
 }
 
-// New returns the history of a seed. It ends with Settle.
+// New returns the history of a seed. It ends with Converge.
 func New(seed uint64, length int) []HistoryStep {
 	w := writer{dice: dice{rand.New(rand.NewPCG(seed, 20))}}
 	steps := w.begin(3)
 	for range length {
 		if w.IntN(7) == 0 {
-			steps = append(steps, HistoryStep{Kind: Settle, Late: w.IntN(2) == 0})
+			steps = append(steps, HistoryStep{Kind: Converge, Late: w.IntN(2) == 0})
 			if w.IntN(3) == 0 {
 				steps = append(steps, HistoryStep{Kind: Inspect, Damage: w.IntN(1000)})
 			}
@@ -142,7 +142,7 @@ func New(seed uint64, length int) []HistoryStep {
 		}
 		steps = append(steps, w.step())
 	}
-	return append(steps, HistoryStep{Kind: Settle})
+	return append(steps, HistoryStep{Kind: Converge})
 }
 
 func (w *writer) step() HistoryStep {

@@ -29,7 +29,7 @@ func (r *run) verify(ctx context.Context) error {
 // inspect ends the process, and lets another program change our objects. Then Verify of another
 // process, which has not programmed anything, must find what has changed, and nothing before.
 // The next process must repair it.
-func (r *run) inspect(ctx context.Context, damage int, settled bool) error {
+func (r *run) inspect(ctx context.Context, damage int, converged bool) error {
 	if hasSockets(r.plane) {
 		return nil // the objects end with the process
 	}
@@ -40,7 +40,7 @@ func (r *run) inspect(ctx context.Context, damage int, settled bool) error {
 	if err != nil {
 		return err
 	}
-	if found, err := r.differences(ctx); settled && (err != nil || len(found) > 0) {
+	if found, err := r.differences(ctx); converged && (err != nil || len(found) > 0) {
 		return errors.Join(err, fmt.Errorf("verify in a process that has not synced: %v", found))
 	}
 	r.plane.Damage(damage, &r.objects)
@@ -48,7 +48,7 @@ func (r *run) inspect(ctx context.Context, damage int, settled bool) error {
 	if err != nil {
 		return err
 	}
-	if found, err := r.differences(ctx); settled && (err != nil || before != after && len(found) == 0) {
+	if found, err := r.differences(ctx); converged && (err != nil || before != after && len(found) == 0) {
 		return errors.Join(err, fmt.Errorf("verify after a change by another program: found nothing of:\n%s", difference(after, before)))
 	}
 	return r.start(ctx)

@@ -238,7 +238,7 @@ func (c *Client) Leased(ctx context.Context, o LeaseOptions) (w programmed.Waiti
 	running.Go(func() { c.renew(ctx, o.Namespace, n, r) })
 	running.Go(func() {
 		to := events[*coordination.Lease]{
-			set:     func(l *coordination.Lease) { r.change(func() { r.take(l) }) },
+			set:     func(l *coordination.Lease) { r.change(func() { r.record(l) }) },
 			deleted: func(l *coordination.Lease) { r.change(func() { delete(r.all, nodeOf(l)) }) },
 			all:     func(all []*coordination.Lease, _ string) { r.change(func() { r.replace(all) }) },
 		}
@@ -317,7 +317,7 @@ func (r *reports) replace(all []*coordination.Lease) {
 	r.watching = nil
 	r.all = make(map[string]programmed.NodeReport, len(all))
 	for _, l := range all {
-		r.take(l)
+		r.record(l)
 	}
 }
 
@@ -329,8 +329,8 @@ func (r *reports) change(f func()) {
 
 func nodeOf(l *coordination.Lease) string { return l.Name[min(len(leasePrefix), len(l.Name)):] }
 
-// take reads a Lease, under the lock.
-func (r *reports) take(l *coordination.Lease) {
+// record reads a Lease, under the lock.
+func (r *reports) record(l *coordination.Lease) {
 	var report programmed.NodeReport
 	if err := json.Unmarshal([]byte(l.Annotations[ReportAnnotation]), &report); err != nil || report.Node != nodeOf(l) {
 		delete(r.all, nodeOf(l))

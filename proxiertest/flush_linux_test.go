@@ -33,7 +33,7 @@ func TestNoLateAnswerCountsAsSilence(t *testing.T) {
 			for range atOnce {
 				asking.Go(func() {
 					from, network, to := someway(world)
-					answer, err := from.Ask(t.Context(), network, to, proxiertest.AskOptions{Settled: world})
+					answer, err := from.Ask(t.Context(), network, to, proxiertest.AskOptions{Flusher: world})
 					if wrong := check(answer, err); wrong != "" {
 						t.Errorf("%s from %s to %s: %+v, %v, want %s", network, from.Name, to, answer, err, wrong)
 					}

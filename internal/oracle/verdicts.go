@@ -28,8 +28,8 @@ type Outcome struct {
 	Masquerade bool
 }
 
-// Fates decides about packets.
-type Fates struct {
+// Verdicts decides about packets.
+type Verdicts struct {
 	// ServiceIPsPass is for engines with this trait: ClusterIPs refuse nothing.
 	ServiceIPsPass bool
 	// LoopbackNodePorts is for engines with this trait: the node's own processes reach node
@@ -46,14 +46,14 @@ type Fates struct {
 	decisions map[changetracker.ServicePortName]Decision
 }
 
-// NewFates prepares for the packets of a family.
-func NewFates(c *Cluster, family v1.IPFamily) *Fates {
+// NewVerdicts prepares for the packets of a family.
+func NewVerdicts(c *Cluster, family v1.IPFamily) *Verdicts {
 	o := newOracle(c, family)
-	return &Fates{oracle: o, decisions: o.decideAll()}
+	return &Verdicts{oracle: o, decisions: o.decideAll()}
 }
 
 // Of returns all that may become of a packet, sorted. Each way of a random choice is one.
-func (f *Fates) Of(p Packet) []Outcome {
+func (f *Verdicts) Of(p Packet) []Outcome {
 	name, key, ok := f.frontendOf(p)
 	if !ok {
 		return []Outcome{{Verdict: f.unserved(p)}}
@@ -65,7 +65,7 @@ func (f *Fates) Of(p Packet) []Outcome {
 
 // frontendOf: a VIP wins over a node port, unless the node port's Service is older (PKT-34,
 // PKT-38). A node port is accepted at the node's addresses (PKT-30, PKT-31).
-func (f *Fates) frontendOf(p Packet) (name changetracker.ServicePortName, key desired.Key, ok bool) {
+func (f *Verdicts) frontendOf(p Packet) (name changetracker.ServicePortName, key desired.Key, ok bool) {
 	key = desired.Key{VIP: p.Destination.Addr(), Protocol: p.Protocol, Port: p.Destination.Port()}
 	owner, ok := f.oracle.owners[key]
 	if !ok && (f.oracle.acceptsNodePorts(key.VIP) || f.atLoopback(p)) {
@@ -78,14 +78,14 @@ func (f *Fates) frontendOf(p Packet) (name changetracker.ServicePortName, key de
 }
 
 // atLoopback: other hosts reach no node port at loopback addresses (PKT-32).
-func (f *Fates) atLoopback(p Packet) bool {
+func (f *Verdicts) atLoopback(p Packet) bool {
 	to := p.Destination.Addr()
 	return f.LoopbackNodePorts && p.FromNode && to.Is4() && to.IsLoopback() && within(f.oracle.NodePortAddresses, to)
 }
 
 // unserved: other ports of a ClusterIP reject (PKT-10), addresses without a Service in the
 // ranges of Services drop (PKT-11), and the node keeps its own addresses (PKT-14).
-func (f *Fates) unserved(p Packet) string {
+func (f *Verdicts) unserved(p Packet) string {
 	a := p.Destination.Addr()
 	isVIP := func(c claim) bool { return c.key.VIP == a }
 	isClusterIP := func(c claim) bool {
@@ -112,13 +112,13 @@ func (f *Fates) unserved(p Packet) string {
 }
 
 // IsLocal reports whether an address is the node's.
-func (f *Fates) IsLocal(a netip.Addr) bool {
+func (f *Verdicts) IsLocal(a netip.Addr) bool {
 	return a.IsLoopback() || slices.Contains(f.oracle.Node.Addresses, a)
 }
 
 // served: source ranges come first (PKT-47). Policy Local does not bind pods and the node
 // (PKT-23, PKT-25).
-func (f *Fates) served(p Packet, d *Decision, at *Frontend) []Outcome {
+func (f *Verdicts) served(p Packet, d *Decision, at *Frontend) []Outcome {
 	from := p.Source.Addr()
 	fromNode := p.FromNode || f.IsLocal(from)
 	fromPod := f.oracle.DetectsPods && within(f.oracle.Node.PodCIDRs, from)
@@ -143,7 +143,7 @@ func (f *Fates) served(p Packet, d *Decision, at *Frontend) []Outcome {
 }
 
 // unbound are the endpoints for those whom policy Local does not bind.
-func (f *Fates) unbound(d *Decision) []netip.AddrPort {
+func (f *Verdicts) unbound(d *Decision) []netip.AddrPort {
 	if f.LocalPolicyBindsAll && len(d.Local) > 0 {
 		return d.Local
 	}
@@ -159,7 +159,7 @@ func Sorted(all []Outcome) []Outcome {
 }
 
 // IsServed reports whether a destination is a frontend.
-func (f *Fates) IsServed(protocol desired.Protocol, to netip.AddrPort) bool {
+func (f *Verdicts) IsServed(protocol desired.Protocol, to netip.AddrPort) bool {
 	_, _, ok := f.frontendOf(Packet{Protocol: protocol, Destination: to})
 	return ok
 }

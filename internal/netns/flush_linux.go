@@ -18,13 +18,13 @@ import (
 // and with room.
 const hops = 32
 
-// Settle returns when the kernel has handled all packets that this process sent before, and what
+// Flush returns when the kernel has handled all packets that this process sent before, and what
 // followed from them: each is in the queue of a socket, answered, or dropped.
 //
 // A virtual cable and a loopback device append a packet to a queue of the processor that sends it, and
 // the kernel handles each queue in order (netif_rx). So a datagram that passes the queue of each
 // processor once a hop comes last.
-func Settle() error {
+func Flush() error {
 	var processors unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &processors); err != nil {
 		return fmt.Errorf("list the processors: %w", err)
@@ -103,8 +103,8 @@ func receive(fd int, buffer []byte) error {
 	}
 }
 
-// Settle returns when the server has answered all datagrams that reached its sockets before.
-func (s *Server) Settle(ctx context.Context) error {
+// Flush returns when the server has answered all datagrams that reached its sockets before.
+func (s *Server) Flush(ctx context.Context) error {
 	for _, at := range s.local {
 		if _, err := Ask(ctx, s.ns, "udp", at, AskOptions{}); err != nil {
 			return fmt.Errorf("ask %s at %s: %w", s.name, at, err)
@@ -113,13 +113,13 @@ func (s *Server) Settle(ctx context.Context) error {
 	return nil
 }
 
-// errSilent is why a request ends that Settled has shown to have no answer.
+// errSilent is why a request ends that Flusher has shown to have no answer.
 var errSilent = fmt.Errorf("%w: the kernel handled the packets, and none came back", ErrTimeout)
 
 // dial connects. If no answer is expected, it ends with errSilent once the SYN is handled, and the
 // socket has heard nothing.
 func (o *AskOptions) dial(ctx context.Context, dialer *net.Dialer, network string, to netip.AddrPort) (net.Conn, error) {
-	if o.Settled == nil || network != "tcp" {
+	if o.Flusher == nil || network != "tcp" {
 		return dialer.DialContext(ctx, network, to.String())
 	}
 	ctx, stop := context.WithCancel(ctx)
@@ -164,7 +164,7 @@ func (o *AskOptions) silent(ctx context.Context, sockets <-chan syscall.RawConn,
 		case <-time.After(time.Millisecond):
 		}
 	}
-	if err := o.Settled.Settle(ctx); err != nil || !isSYNSent(socket) {
+	if err := o.Flusher.Flush(ctx); err != nil || !isSYNSent(socket) {
 		return err
 	}
 	return errSilent
