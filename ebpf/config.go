@@ -101,10 +101,10 @@ func (c Config) Validate() error {
 	c = c.WithDefaults()
 	errs := invalid.Fields{c.Config.Validate()}
 	if c.Forwarding.Peer != nil && !c.Forwarding.on() {
-		errs.Add("Forward.Peer", "set without Forward.Device")
+		errs.Add("Forwarding.Peer", "set without Forwarding.Device")
 	}
 	if c.Forwarding.on() && c.FastPathAfter > 0 {
-		errs.Add("Forward", "FastPathAfter is set too: choose one fast path")
+		errs.Add("Forwarding", "FastPathAfter is set too: choose one fast path")
 	}
 	if len(c.Sockets.Cgroups) == 0 {
 		errs.Add("Sockets.Cgroups", "empty: want at least one directory of cgroup v2")

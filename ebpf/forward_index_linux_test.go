@@ -34,8 +34,8 @@ func TestForwardConfig(t *testing.T) {
 		t.Errorf("%v, want an error about FastPathAfter", err)
 	}
 	config.FastPathAfter, config.Forwarding.Device = 0, nil
-	if err := config.Validate(); !errors.Is(err, proxier.ErrInvalidConfig) || !strings.Contains(err.Error(), "Forward.Peer") {
-		t.Errorf("%v, want an error about Forward.Peer", err)
+	if err := config.Validate(); !errors.Is(err, proxier.ErrInvalidConfig) || !strings.Contains(err.Error(), "Forwarding.Peer") {
+		t.Errorf("%v, want an error about Forwarding.Peer", err)
 	}
 }
 
