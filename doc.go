@@ -43,7 +43,7 @@
 //   - node/healthcheck: health check node ports, /healthz and /livez.
 //   - node/debughttp: a page that shows a running proxy.
 //   - node/packettrace: follows packets through the rules of a node.
-//   - node/canary, node/canary/nftrace: tests the data plane with connections of its own.
+//   - node/canary: tests the data plane with connections of its own.
 //   - node/programmed, node/programmed/cluster: tells, over HTTP and by Leases, which changes a
 //     node, or every node, has programmed.
 //   - node/endpointhealth: ejects endpoints that fail although they are ready.

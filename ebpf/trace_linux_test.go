@@ -6,7 +6,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
-	"github.com/serviceplane/serviceplane/node/packettrace"
+	"github.com/serviceplane/serviceplane/internal/nftrace"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
@@ -31,7 +31,7 @@ func TestTracesBesideSockets(t *testing.T) {
 			{"a pod, to the endpoint", pod, desired.FromPod, netip.AddrPortFrom(endpoint.Addr(family), 8080), 1},
 			{"the node, to the VIP", node, desired.FromNode, vip(family), 1},
 		} {
-			result, err := packettrace.Trace(t.Context(), packettrace.Options{
+			result, err := nftrace.Trace(t.Context(), nftrace.Options{
 				NetNS: node.NetNS(), Send: true, SendFrom: c.from.NetNS(),
 				Packet: desired.Packet{Protocol: desired.TCP, Source: c.from.Addr(family), Destination: c.to, Origin: c.origin},
 			})

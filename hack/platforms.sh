@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-portable=(./changetracker ./desired ./runner ./proxier ./hybrid ./node/healthcheck ./node/programmed ./node/canary ./node/canary/nftrace ./node/metrics ./node/tracing ./node/debughttp ./userspace ./ebpf ./node/zaplog ./node/packettrace)
+portable=(./changetracker ./desired ./runner ./proxier ./hybrid ./node/healthcheck ./node/programmed ./node/canary ./node/metrics ./node/tracing ./node/debughttp ./userspace ./ebpf ./node/zaplog ./node/packettrace)
 GOOS=windows go build "${portable[@]}"
 [ "${1:-}" != -windows ] || exit 0
 GOOS=darwin go build "${portable[@]}"

@@ -9,7 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/node/packettrace"
+	"github.com/serviceplane/serviceplane/internal/nftrace"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -19,7 +19,7 @@ const (
 	tracesInRound = 40
 )
 
-// Traces is Explanations, but follows each packet through the rules with packettrace.Trace, and
+// Traces is Explanations, but follows each packet through the rules with nftrace.Trace, and
 // expects that its judgement agrees with Explain. The Providers of the factory use the names,
 // and rules of nf_tables.
 func Traces(t *testing.T, packets int, seed uint64, names proxier.Names, factory Factory) {
@@ -32,7 +32,7 @@ func Traces(t *testing.T, packets int, seed uint64, names proxier.Names, factory
 
 // trace sends the packet, and judges its way.
 func (s *trial) trace(ctx context.Context, e *desired.Explanation, names proxier.Names) error {
-	result, err := packettrace.Trace(ctx, packettrace.Options{
+	result, err := nftrace.Trace(ctx, nftrace.Options{
 		NetNS: s.world.Node.NetNS(), Packet: s.packet, Send: true, SendFrom: s.from.host.NetNS(), Timeout: answerTimeout,
 	})
 	if err != nil {
@@ -40,7 +40,7 @@ func (s *trial) trace(ctx context.Context, e *desired.Explanation, names proxier
 	}
 	to := s.packet.Destination.Addr()
 	passesBy := s.at == remote0 && (to == cloudVIP(v1.IPv4Protocol) || to == cloudVIP(v1.IPv6Protocol)) // the router has it
-	if j := packettrace.Compare(&result, e, names); !j.Agrees && (!passesBy || j.Outcome != packettrace.OutcomeUnseen) {
+	if j := nftrace.Compare(&result, e, names); !j.Agrees && (!passesBy || j.Outcome != nftrace.OutcomeUnseen) {
 		text, _ := json.Marshal(result)
 		return fmt.Errorf("%s of %s %v -> %v: %v, %s, %q\nexplained as %v %v: %q\nendpoints %v\n%s", s.network, s.at, s.packet.Source,
 			s.packet.Destination, j.Outcome, j.By, j.Reasons, e.Verdict, e.Service, e.Reasons, e.Endpoints, text)

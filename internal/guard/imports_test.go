@@ -53,7 +53,7 @@ var importers = map[string][]string{
 	module + "/userspace": {"userspace", "examples", "node/nodeproxy"},
 }
 
-var netlinkUsers = []string{"node/canary/nftrace", "conntrack", "ebpf", "examples", "node/nodeproxy", "internal/bpftest", "internal/chaos", "internal/endings", "internal/fleet", "internal/guard/weight", "internal/netlinkx", "internal/netns", "internal/nftables", "internal/nftext", "iptables", "ipvs", "nftables", "node/nodedeps", "node/packettrace", "proxiertest"}
+var netlinkUsers = []string{"conntrack", "ebpf", "examples", "node/nodeproxy", "internal/bpftest", "internal/chaos", "internal/endings", "internal/fleet", "internal/guard/weight", "internal/netlinkx", "internal/netns", "internal/nftables", "internal/nftext", "internal/nftrace", "iptables", "ipvs", "nftables", "node/nodedeps", "node/packettrace", "proxiertest"}
 
 func within(path, parent string) bool { return path == parent || strings.HasPrefix(path, parent+"/") }
 

@@ -39,7 +39,7 @@ type Options struct {
 	// Explain, if set, is called when a test fails, at most once in Threshold, with the context
 	// of one more test. It may call connect, which is that test, and returns what stops the
 	// packets and what to do, such as "stopped by the policy drop of chain input in table inet
-	// x". An empty text means that it does not know. Package nftrace has such a function.
+	// x". An empty text means that it does not know. packettrace.ExplainTest returns such a function.
 	Explain func(ctx context.Context, probe TestConnection, connect func(ctx context.Context) error) string
 	// Logger receives one line at each change of state; nil means no logging.
 	Logger *zap.Logger

@@ -21,9 +21,9 @@ import (
 	"github.com/serviceplane/serviceplane/iptables"
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/node/canary"
-	"github.com/serviceplane/serviceplane/node/canary/nftrace"
 	"github.com/serviceplane/serviceplane/node/healthcheck"
 	"github.com/serviceplane/serviceplane/node/nodedeps"
+	"github.com/serviceplane/serviceplane/node/packettrace"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 	"github.com/serviceplane/serviceplane/runner"
@@ -227,7 +227,7 @@ func TestTheCanaryNamesWhatDrops(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newNode(t)
-			w.start(engine, func(o *canary.Options) { o.Explain = nftrace.Explain(o.NetNS) })
+			w.start(engine, func(o *canary.Options) { o.Explain = packettrace.ExplainTest(o.NetNS) })
 			w.expect("at first", canary.StatePassing, http.StatusOK)
 			for _, foreign := range []struct{ what, chain, rule, want string }{
 				{"policy", "type filter hook input priority 0; policy drop;", "", "stopped by the policy drop of chain strict in table inet foreign"},

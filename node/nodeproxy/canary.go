@@ -11,7 +11,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/node/canary"
-	"github.com/serviceplane/serviceplane/node/canary/nftrace"
+	"github.com/serviceplane/serviceplane/node/packettrace"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -69,7 +69,7 @@ func (o *options) tested(p *proxier.Proxier, log *zap.Logger) (*testedProxy, err
 	}
 	vips, _ := o.canary.addresses() // nil means the default
 	const tolerated = 3             // intervals
-	c, err := canary.New(canary.Options{VIPs: vips, Interval: o.canary.interval, Threshold: tolerated * o.canary.interval, Logger: log, Explain: nftrace.Explain("")})
+	c, err := canary.New(canary.Options{VIPs: vips, Interval: o.canary.interval, Threshold: tolerated * o.canary.interval, Logger: log, Explain: packettrace.ExplainTest("")})
 	return &testedProxy{p, c}, err
 }
 

@@ -1,29 +1,36 @@
 package packettrace_test
 
 import (
+	"context"
 	"fmt"
-	"net/netip"
+	"net/http"
+	"time"
 
-	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/node/canary"
+	"github.com/serviceplane/serviceplane/node/debughttp"
 	"github.com/serviceplane/serviceplane/node/packettrace"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// A tool follows a packet to a ClusterIP, and asks whether the packet fared as Explain says. Here, a firewall
-// dropped it.
-func ExampleCompare() {
-	// result, err := packettrace.Trace(ctx, packettrace.Options{Packet: packet, Send: true})
-	client, vip := netip.MustParseAddrPort("10.244.1.9:40000"), netip.MustParseAddrPort("10.96.0.10:80")
-	result := packettrace.TraceResult{Packets: []packettrace.TracedPacket{{
-		Hops:  []packettrace.Hop{{Hook: "prerouting", Source: client, Destination: vip}},
-		Steps: []packettrace.MatchedRule{{Family: "inet", Table: "firewall", Chain: "raw", Hook: "prerouting", Priority: -300, Handle: 7, Rule: "ip daddr 10.96.0.0/16 drop", Verdict: "drop"}},
-	}}}
-	explanation := desired.Explanation{Verdict: desired.VerdictForward, Endpoints: []desired.ExplainedEndpoint{{Endpoint: changetracker.Endpoint{Addr: netip.MustParseAddrPort("10.244.2.7:8080")}}}}
-	judgement := packettrace.Compare(&result, &explanation, proxier.KubeProxyNames())
-	fmt.Println(judgement.By)
-	fmt.Println("as explained:", judgement.Agrees)
-	// Output:
-	// dropped by rule 'ip daddr 10.96.0.0/16 drop' (handle 7) of chain raw in table inet firewall: not a rule of this proxy
-	// as explained: false
+// The debug page of a Proxier, whose clients may follow packets. Serve it only to administrators.
+func ExampleNew() {
+	var p *proxier.Proxier // nftables.New returns it
+	names := proxier.KubeProxyNames()
+	http.Handle("/debug/", http.StripPrefix("/debug", debughttp.Handler(p, debughttp.WithTracer(packettrace.New(p.Explain, names)))))
+}
+
+// A tool follows one packet. An invalid packet is refused before anything is written.
+func ExampleNew_tool() {
+	explain := func(context.Context, desired.Packet) (e desired.Explanation, err error) { return e, nil }
+	_, err := packettrace.New(explain, proxier.KubeProxyNames())(context.Background(), debughttp.TraceRequest{Packets: 1, Timeout: time.Second})
+	fmt.Println(err != nil)
+	// Output: true
+}
+
+// When connections of the canary fail, its status and its log name the rule that stops them.
+func ExampleExplainTest() {
+	_, err := canary.New(canary.Options{Explain: packettrace.ExplainTest("")})
+	fmt.Println(err)
+	// Output: <nil>
 }

@@ -1,4 +1,4 @@
-package packettrace_test
+package nftrace_test
 
 import (
 	"context"
@@ -15,8 +15,8 @@ import (
 
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/nftrace"
 	"github.com/serviceplane/serviceplane/internal/poll"
-	"github.com/serviceplane/serviceplane/node/packettrace"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
@@ -38,7 +38,7 @@ func TestOnlyPacketsThatMatchAreTraced(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
 	packet := w.atServer(8080)
-	result, err := packettrace.Trace(t.Context(), packettrace.Options{
+	result, err := nftrace.Trace(t.Context(), nftrace.Options{
 		NetNS: w.Node.NetNS(), Packet: packet, Limit: 3, Timeout: time.Minute,
 		While: func(context.Context) error {
 			for range 5 {
@@ -74,15 +74,15 @@ func TestOnlyPacketsThatMatchAreTraced(t *testing.T) {
 func TestATraceEndsWithItsTimeout(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
-	options := packettrace.Options{NetNS: w.Node.NetNS(), Packet: w.atServer(8080), Timeout: 50 * time.Millisecond}
-	result, err := packettrace.Trace(t.Context(), options)
-	if j := packettrace.Compare(&result, &desired.Explanation{}, w.Config().Names); err != nil || j.Outcome != packettrace.OutcomeUnseen {
+	options := nftrace.Options{NetNS: w.Node.NetNS(), Packet: w.atServer(8080), Timeout: 50 * time.Millisecond}
+	result, err := nftrace.Trace(t.Context(), options)
+	if j := nftrace.Compare(&result, &desired.Explanation{}, w.Config().Names); err != nil || j.Outcome != nftrace.OutcomeUnseen {
 		t.Errorf("Trace = %+v, %v: %+v, want no packet", result, err, j)
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	options.Timeout = packettrace.MaxTimeout
-	if result, err = packettrace.Trace(ctx, options); err != nil || len(result.Packets) != 0 {
+	options.Timeout = nftrace.MaxTimeout
+	if result, err = nftrace.Trace(ctx, options); err != nil || len(result.Packets) != 0 {
 		t.Errorf("Trace with an ended context = %+v, %v, want no packet", result, err)
 	}
 }
@@ -96,7 +96,7 @@ func TestTracesAtOnce(t *testing.T) {
 		tracing.Go(func() {
 			packet := w.atServer(8080)
 			packet.Destination = netip.AddrPortFrom(w.LocalPods[i%3].Addr(v1.IPv4Protocol), 8080)
-			result, err := packettrace.Trace(t.Context(), packettrace.Options{
+			result, err := nftrace.Trace(t.Context(), nftrace.Options{
 				NetNS: w.Node.NetNS(), Packet: packet, Send: true, SendFrom: w.Client.NetNS(), Timeout: time.Minute,
 			})
 			if err != nil || result.Sent != "answered" || len(result.Packets) != 1 || result.Packets[0].Hops[0].Destination != packet.Destination {
@@ -112,12 +112,12 @@ func TestAPacketOfTheNodeToItself(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
 	to := netip.AddrPortFrom(w.Node.Addr(v1.IPv4Protocol), 31999)
-	result, err := packettrace.Trace(t.Context(), packettrace.Options{
+	result, err := nftrace.Trace(t.Context(), nftrace.Options{
 		NetNS: w.Node.NetNS(), Send: true, Timeout: time.Minute,
 		Packet: desired.Packet{Protocol: desired.TCP, Source: to.Addr(), Destination: to, Origin: desired.FromNode},
 	})
 	netnstest.Check(t, err)
-	j := packettrace.Compare(&result, &desired.Explanation{Verdict: desired.VerdictPass}, w.Config().Names)
+	j := nftrace.Compare(&result, &desired.Explanation{Verdict: desired.VerdictPass}, w.Config().Names)
 	if hops := result.Packets[0].Hops; !j.Agrees || hops[0].Hook != "output" || hops[len(hops)-1].Hook != "input" {
 		t.Errorf("hops %+v, judged %+v, want it delivered", hops, j)
 	}
@@ -128,10 +128,10 @@ func TestWhatCannotBeSent(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
 	packet := w.atServer(8080)
-	if _, err := packettrace.Trace(t.Context(), packettrace.Options{NetNS: w.Node.NetNS(), Packet: packet, Send: true}); err == nil {
+	if _, err := nftrace.Trace(t.Context(), nftrace.Options{NetNS: w.Node.NetNS(), Packet: packet, Send: true}); err == nil {
 		t.Error("a packet was sent from an address that the node does not have")
 	}
-	if _, err := packettrace.Trace(t.Context(), packettrace.Options{NetNS: "no-such-namespace", Packet: packet}); !errors.Is(err, os.ErrNotExist) {
+	if _, err := nftrace.Trace(t.Context(), nftrace.Options{NetNS: "no-such-namespace", Packet: packet}); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("error %v, want %v", err, os.ErrNotExist)
 	}
 }
@@ -145,12 +145,12 @@ func leaveATable() {
 	if netNS == "" {
 		return
 	}
-	trace := packettrace.Trace
+	trace := nftrace.Trace
 	if os.Getenv(leftVariable+"_WITHOUT_OWNER") != "" {
-		trace = packettrace.TraceWithoutOwner
+		trace = nftrace.TraceWithoutOwner
 	}
-	_, _ = trace(context.Background(), packettrace.Options{
-		NetNS: netNS, Timeout: packettrace.MaxTimeout,
+	_, _ = trace(context.Background(), nftrace.Options{
+		NetNS: netNS, Timeout: nftrace.MaxTimeout,
 		Packet: desired.Packet{Protocol: desired.TCP, Source: netip.MustParseAddr("192.0.2.1"), Destination: netip.MustParseAddrPort("192.0.2.2:80"), Origin: desired.FromOutside},
 	})
 	os.Exit(1)
@@ -179,7 +179,7 @@ func TestNothingIsLeftAfterAKill(t *testing.T) {
 				}
 			}
 		}
-		_, err := packettrace.Trace(t.Context(), packettrace.Options{NetNS: w.Node.NetNS(), Packet: w.atServer(80), Timeout: time.Millisecond})
+		_, err := nftrace.Trace(t.Context(), nftrace.Options{NetNS: w.Node.NetNS(), Packet: w.atServer(80), Timeout: time.Millisecond})
 		netnstest.Check(t, err)
 		if got := w.tables(); len(got) != 1 {
 			t.Errorf("%s: tables %q, want that of the running trace", name, got)

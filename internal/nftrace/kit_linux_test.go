@@ -1,4 +1,4 @@
-package packettrace_test
+package nftrace_test
 
 import (
 	"context"
@@ -13,9 +13,9 @@ import (
 
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/nftrace"
 	"github.com/serviceplane/serviceplane/iptables"
 	"github.com/serviceplane/serviceplane/nftables"
-	"github.com/serviceplane/serviceplane/node/packettrace"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
@@ -90,25 +90,25 @@ func (w *world) toService(protocol desired.Protocol, family v1.IPFamily) desired
 }
 
 // send sends a packet of a host, and traces it.
-func (w *world) send(from *proxiertest.Host, p desired.Packet) packettrace.TraceResult {
+func (w *world) send(from *proxiertest.Host, p desired.Packet) nftrace.TraceResult {
 	w.t.Helper()
-	result, err := packettrace.Trace(w.t.Context(), packettrace.Options{NetNS: w.Node.NetNS(), Packet: p, Send: true, SendFrom: from.NetNS()})
+	result, err := nftrace.Trace(w.t.Context(), nftrace.Options{NetNS: w.Node.NetNS(), Packet: p, Send: true, SendFrom: from.NetNS()})
 	netnstest.Check(w.t, err)
 	return result
 }
 
 // judge sends a packet of the client, and judges its way.
-func (w *world) judge(p desired.Packet) packettrace.Judgement {
+func (w *world) judge(p desired.Packet) nftrace.Judgement {
 	w.t.Helper()
 	return w.judgeFrom(w.Client, p)
 }
 
-func (w *world) judgeFrom(from *proxiertest.Host, p desired.Packet) packettrace.Judgement {
+func (w *world) judgeFrom(from *proxiertest.Host, p desired.Packet) nftrace.Judgement {
 	w.t.Helper()
 	result := w.send(from, p)
 	explanation, err := w.proxy.Explain(w.t.Context(), p)
 	netnstest.Check(w.t, err)
-	return packettrace.Compare(&result, &explanation, proxier.DefaultNames())
+	return nftrace.Compare(&result, &explanation, proxier.DefaultNames())
 }
 
 // command runs a program on a host.

@@ -1,4 +1,4 @@
-package packettrace_test
+package nftrace_test
 
 import (
 	"os"
@@ -9,7 +9,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
-	"github.com/serviceplane/serviceplane/node/packettrace"
+	"github.com/serviceplane/serviceplane/internal/nftrace"
 )
 
 var (
@@ -112,7 +112,7 @@ func mustPrintAsNFT(t *testing.T, ns *netns.NS, program, file string, chain func
 func mustCompare(t *testing.T, run func(script string) string, netNS string, in chainOf) (known, total int) {
 	t.Helper()
 	want := rulesByNFT(t, run, in)
-	got, err := packettrace.RuleTexts(netNS, in.family, in.table, in.chain)
+	got, err := nftrace.RuleTexts(netNS, in.family, in.table, in.chain)
 	netnstest.Check(t, err)
 	if len(got) != len(want) {
 		t.Fatalf("%v: %d rules, nft lists %d", in, len(got), len(want))

@@ -1,4 +1,4 @@
-package packettrace_test
+package nftrace_test
 
 import (
 	"fmt"
@@ -10,21 +10,21 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/node/packettrace"
+	"github.com/serviceplane/serviceplane/internal/nftrace"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
 // TestARuleOfAnotherProgramIsNamed: whatever it is that stops a packet to a Service, the
 // judgement names it, and says that it is not the proxy's.
 func TestARuleOfAnotherProgramIsNamed(t *testing.T) {
-	const dropped, rejected = packettrace.OutcomeDropped, packettrace.OutcomeRejected
+	const dropped, rejected = nftrace.OutcomeDropped, nftrace.OutcomeRejected
 	for name, engine := range engines {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, engine)
 			for what, test := range map[string]struct {
 				add, remove string // commands of the node
-				outcome     packettrace.PacketOutcome
+				outcome     nftrace.PacketOutcome
 				by          string
 			}{
 				"forward": {
@@ -68,7 +68,7 @@ func TestARuleOfAnotherProgramIsNamed(t *testing.T) {
 					}
 				}
 				w.shell(test.remove)
-				if j := w.judge(w.toService(desired.TCP, v1.IPv4Protocol)); !j.Agrees || j.Outcome != packettrace.OutcomeTranslated || j.Destination.String() != "10.244.1.2:8080" {
+				if j := w.judge(w.toService(desired.TCP, v1.IPv4Protocol)); !j.Agrees || j.Outcome != nftrace.OutcomeTranslated || j.Destination.String() != "10.244.1.2:8080" {
 					t.Errorf("without %s: %+v, want it translated", what, j)
 				}
 			}
@@ -133,7 +133,7 @@ func TestADropInEachHookIsNamed(t *testing.T) {
 			for _, way := range passes { // without a rule of others
 				from := map[desired.Origin]*proxiertest.Host{desired.FromOutside: w.Client, desired.FromPod: w.LocalPods[1], desired.FromNode: w.Node}[way.origin]
 				packet := desired.Packet{Protocol: desired.TCP, Source: from.Addr(v1.IPv4Protocol), Origin: way.origin, Destination: w.vip(way.vip, v1.IPv4Protocol)}
-				if j := w.judgeFrom(from, packet); !j.Agrees || j.Outcome != packettrace.OutcomeTranslated {
+				if j := w.judgeFrom(from, packet); !j.Agrees || j.Outcome != nftrace.OutcomeTranslated {
 					t.Errorf("%+v: %+v, want it translated", packet, j)
 				}
 			}
@@ -153,7 +153,7 @@ func (w *world) vip(last int, family v1.IPFamily) netip.AddrPort {
 func (w *world) mustBlame(what string, from *proxiertest.Host, packet desired.Packet, in chainOf, rule, hook string) {
 	w.t.Helper()
 	j := w.judgeFrom(from, packet)
-	if j.Step == nil || j.Outcome != packettrace.OutcomeDropped || j.Agrees {
+	if j.Step == nil || j.Outcome != nftrace.OutcomeDropped || j.Agrees {
 		w.t.Errorf("%s: %+v, want it dropped", what, j)
 		return
 	}
@@ -183,7 +183,7 @@ func TestRulesOfLegacyCannotBeSeen(t *testing.T) {
 	w := newWorld(t, engines["nftables"])
 	w.shell("iptables-legacy -I FORWARD -d 10.244.0.0/16 -j DROP")
 	j := w.judge(w.toService(desired.TCP, v1.IPv4Protocol))
-	if want := "lost in hook forward, and no rule of nf_tables did it: rules of iptables-legacy and BPF programs cannot be seen"; j.Agrees || j.Outcome != packettrace.OutcomeLost || j.By != want {
+	if want := "lost in hook forward, and no rule of nf_tables did it: rules of iptables-legacy and BPF programs cannot be seen"; j.Agrees || j.Outcome != nftrace.OutcomeLost || j.By != want {
 		t.Errorf("%+v, want %q", j, want)
 	}
 	if want := "iptables-legacy has the tables filter here"; !strings.Contains(strings.Join(j.Reasons, "\n"), want) {
@@ -197,7 +197,7 @@ func TestAPacketWithoutARouteIsLost(t *testing.T) {
 	w := newWorld(t, engines["nftables"])
 	w.shell("ip route replace blackhole 10.244.1.0/28")
 	j := w.judge(w.toService(desired.UDP, v1.IPv4Protocol))
-	if want := "lost after hook prerouting: the kernel has no route for it"; j.Agrees || j.Outcome != packettrace.OutcomeLost || !strings.HasPrefix(j.By, want) || j.Destination.String() != "10.244.1.2:8080" {
+	if want := "lost after hook prerouting: the kernel has no route for it"; j.Agrees || j.Outcome != nftrace.OutcomeLost || !strings.HasPrefix(j.By, want) || j.Destination.String() != "10.244.1.2:8080" {
 		t.Errorf("%+v, want %q", j, want)
 	}
 }
@@ -208,7 +208,7 @@ func TestADropOnTheWayBackLeavesTheConnectionUnanswered(t *testing.T) {
 	w := newWorld(t, engines["nftables"])
 	w.shell("nft add table inet foreign; add chain inet foreign strict { type filter hook forward priority 0; }; add rule inet foreign strict tcp sport 8080 drop")
 	j := w.judge(w.toService(desired.TCP, v1.IPv4Protocol))
-	if !j.Agrees || j.Outcome != packettrace.OutcomeTranslated || !strings.Contains(strings.Join(j.Reasons, "\n"), "no answer came") {
+	if !j.Agrees || j.Outcome != nftrace.OutcomeTranslated || !strings.Contains(strings.Join(j.Reasons, "\n"), "no answer came") {
 		t.Errorf("%+v, want it translated, and a reason", j)
 	}
 }

@@ -1,4 +1,4 @@
-package packettrace
+package nftrace
 
 import (
 	"bytes"

@@ -1,11 +1,5 @@
-// Package packettrace follows real packets through the rules of nf_tables on a node: through the
-// tables of all programs, also those of iptables-nft. It answers which rule ended the way of a
-// packet, and compares that with what Explain says. It is for tools that operators run.
-//
-//	result, err := packettrace.Trace(ctx, packettrace.Options{Packet: packet, Send: true})
-//	judgement := packettrace.Compare(&result, &explanation, proxier.DefaultNames())
-//
-// # How it works
+// Package nftrace follows real packets through the rules of nf_tables on a node, for package
+// packettrace, and compares their way with what Explain says.
 //
 // While Trace runs there is a table "serviceplane-trace-…" in the IP family of the packet. Its
 // first chains set nftrace for the packets that match, and for no others; its chains at the
@@ -17,11 +11,7 @@
 // (since Linux 5.12). With an older kernel, the next Trace in the network namespace deletes
 // what a killed program has left there.
 //
-// # What it cannot see
-//
 // Rules of iptables-legacy, BPF programs, routing and chains of the families netdev and bridge
-// produce no events. If a packet is lost there, TracedPacket.Lost says after which point, and Judge
+// produce no events. If a packet is lost there, TracedPacket.Lost says after which point, and Compare
 // says what may have done it.
-//
-// Trace needs Linux and the privilege CAP_NET_ADMIN in the network namespace.
-package packettrace
+package nftrace

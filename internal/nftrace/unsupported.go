@@ -1,6 +1,6 @@
 //go:build !linux
 
-package packettrace
+package nftrace
 
 import (
 	"context"

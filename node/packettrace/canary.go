@@ -1,4 +1,4 @@
-package nftrace
+package packettrace
 
 import (
 	"context"
@@ -6,25 +6,25 @@ import (
 	"net/netip"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/nftrace"
 	"github.com/serviceplane/serviceplane/node/canary"
-	"github.com/serviceplane/serviceplane/node/packettrace"
 )
 
 // maxPackets bounds the packets of one connection that are followed: those of a failed one are
 // fewer.
 const maxPackets = 100
 
-// Explain returns a function for canary.Options.Explain. netNS is canary.Options.NetNS.
+// ExplainTest returns a function for canary.Options.Explain, which names the rule that stops a failed test. netNS is canary.Options.NetNS.
 //
-// While the function runs there is a table of package packettrace, for the packets of this
+// While the function runs there is a table more, for the packets of this
 // connection only. Without the privilege CAP_NET_ADMIN, and on other systems than Linux, the
 // function knows nothing.
-func Explain(netNS string) func(ctx context.Context, probe canary.TestConnection, connect func(context.Context) error) string {
+func ExplainTest(netNS string) func(ctx context.Context, probe canary.TestConnection, connect func(context.Context) error) string {
 	return func(ctx context.Context, probe canary.TestConnection, connect func(context.Context) error) string {
 		connected := false
-		options := packettrace.Options{
-			NetNS: netNS, Limit: maxPackets, Timeout: packettrace.MaxTimeout,
-			Matches: []packettrace.Match{
+		options := nftrace.Options{
+			NetNS: netNS, Limit: maxPackets, Timeout: nftrace.MaxTimeout,
+			Matches: []nftrace.Match{
 				{Protocol: desired.TCP, Origin: desired.FromNode, Destination: probe.VIP},
 				{Protocol: desired.TCP, Origin: desired.FromNode, Source: probe.Endpoint},
 			},
@@ -34,7 +34,7 @@ func Explain(netNS string) func(ctx context.Context, probe canary.TestConnection
 				return err
 			},
 		}
-		result, err := packettrace.Trace(ctx, options)
+		result, err := nftrace.Trace(ctx, options)
 		if err != nil || connected {
 			return ""
 		}
@@ -43,7 +43,7 @@ func Explain(netNS string) func(ctx context.Context, probe canary.TestConnection
 }
 
 // text says where the first packet ended that a rule or a policy stopped.
-func text(packets []packettrace.TracedPacket, vip netip.AddrPort) string {
+func text(packets []nftrace.TracedPacket, vip netip.AddrPort) string {
 	untranslated := ""
 	for i := range packets {
 		p := &packets[i]
@@ -57,7 +57,7 @@ func text(packets []packettrace.TracedPacket, vip netip.AddrPort) string {
 	return untranslated
 }
 
-func stopped(s *packettrace.MatchedRule) string {
+func stopped(s *nftrace.MatchedRule) string {
 	where := fmt.Sprintf("chain %s in table %s %s", s.Chain, s.Family, s.Table)
 	if s.Policy {
 		return fmt.Sprintf("stopped by the policy drop of %s: accept the packets there", where)
