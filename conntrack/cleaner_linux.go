@@ -3,7 +3,6 @@ package conntrack
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
 
@@ -105,15 +104,11 @@ func number(family v1.IPFamily) int {
 
 // classify adds what to do about an error of the kernel.
 func classify(err error) error {
-	switch {
-	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES):
-		return fmt.Errorf("%w: %w: run with CAP_NET_ADMIN in the network namespace", proxier.ErrPermission, err)
-	case errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EINVAL):
+	if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EINVAL) {
 		return &proxier.UnsupportedError{
 			Feature: "connection tracking over netlink", Err: err,
 			Hint: "load module nf_conntrack_netlink, or enable CONFIG_NF_CT_NETLINK",
 		}
-	default:
-		return err
 	}
+	return netlinkx.Denied(err)
 }

@@ -16,6 +16,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/internal/namespace"
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -92,13 +93,11 @@ func (t *legacyTables) close() error { return t.file.Close() }
 func legacyTableExists(family v1.IPFamily, netNS, table string) (exists bool, err error) {
 	err = namespace.Visit(netNS, func() error {
 		names, err := os.ReadFile(legacyOf(family).names)
-		switch {
-		case errors.Is(err, fs.ErrNotExist): // ip_tables is not loaded
+		if errors.Is(err, fs.ErrNotExist) { // ip_tables is not loaded
 			return nil
-		case errors.Is(err, fs.ErrPermission):
-			return fmt.Errorf("%w: list tables: %w", proxier.ErrPermission, err)
-		case err != nil:
-			return fmt.Errorf("list tables: %w", err)
+		}
+		if err != nil {
+			return fmt.Errorf("list tables: %w", netlinkx.Denied(err))
 		}
 		exists = slices.Contains(strings.Fields(string(names)), table)
 		return nil
@@ -132,16 +131,13 @@ func (t *legacyTables) getsockopt(table string, option uintptr, value unsafe.Poi
 	switch errno {
 	case 0:
 		return nil
-	case unix.EPERM:
-		return fmt.Errorf("%w: read legacy table %s: %w: run with CAP_NET_ADMIN in the network namespace",
-			proxier.ErrPermission, table, errno)
 	case unix.ENOPROTOOPT, unix.ENOENT:
 		return &proxier.UnsupportedError{
 			Feature: "legacy iptables table " + table,
 			Hint:    "load module iptable_" + table + " or ip6table_" + table + ", or use the nft variant", Err: errno,
 		}
 	default:
-		return fmt.Errorf("read legacy table %s: %w", table, errno)
+		return fmt.Errorf("read legacy table %s: %w", table, netlinkx.Denied(errno))
 	}
 }
 

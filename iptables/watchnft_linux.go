@@ -63,7 +63,7 @@ func newNFTWatcher(c toolConfig, owned func(chain string) bool) (w *nftWatcher, 
 		err = w.subscribe(c.netNS)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("subscribe to nf_tables: %w", permission(err)), w.close())
+		return nil, errors.Join(fmt.Errorf("subscribe to nf_tables: %w", netlinkx.Denied(err)), w.close())
 	}
 	if err := w.resync(); err != nil {
 		return nil, errors.Join(err, w.close())
@@ -280,14 +280,7 @@ func (w *nftWatcher) resync() error {
 func (w *nftWatcher) request(typ, flags uint16, attrs ...byte) ([]netlinkx.Message, error) {
 	answers, err := w.requests.AskAll(netlinkx.Request(unix.NFNL_SUBSYS_NFTABLES<<8|typ, flags, w.family, attrs...))
 	if err != nil {
-		return nil, fmt.Errorf("read nf_tables: %w", permission(err))
+		return nil, fmt.Errorf("read nf_tables: %w", netlinkx.Denied(err))
 	}
 	return answers, nil
-}
-
-func permission(err error) error {
-	if errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("%w: %w: run with CAP_NET_ADMIN in the network namespace", proxier.ErrPermission, err)
-	}
-	return err
 }

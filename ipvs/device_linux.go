@@ -82,7 +82,7 @@ func (d *device) ensure() error {
 		return missing("network device of type dummy", "dummy", err)
 	}
 	if err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("add device %s: %w", d.name, denied(err))
+		return fmt.Errorf("add device %s: %w", d.name, netlinkx.Denied(err))
 	}
 	if err := d.find(); err != nil || d.foreign == "" {
 		return err
@@ -103,7 +103,7 @@ func (d *device) find() error {
 	case isDummy && bytes.Equal(mark, d.mark):
 	case isDummy && d.adopts && !bytes.HasPrefix(mark, []byte(markPrefix)):
 		if err := d.lists.Routing().LinkSetHardwareAddr(link, d.mark); err != nil {
-			return fmt.Errorf("adopt device %s: %w", d.name, denied(err))
+			return fmt.Errorf("adopt device %s: %w", d.name, netlinkx.Denied(err))
 		}
 	case bytes.HasPrefix(mark, []byte(markPrefix)):
 		d.foreign = "the device of another instance"
@@ -191,7 +191,7 @@ func (d *device) changeSome(message int, addrs []netip.Addr, done unix.Errno) er
 		buffer = append(buffer, request.Serialize()...)
 	}
 	if err := unix.Sendto(d.socket.GetFd(), buffer, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
-		return fmt.Errorf("change addresses of device %s: %w", d.name, denied(err))
+		return fmt.Errorf("change addresses of device %s: %w", d.name, netlinkx.Denied(err))
 	}
 	return d.receive(waiting, done)
 }
@@ -211,7 +211,7 @@ func (d *device) receive(waiting map[uint32]netip.Addr, done unix.Errno) error {
 			delete(waiting, m.Header.Seq)
 			errno := unix.Errno(-int32(nl.NativeEndian().Uint32(m.Data[:4])))
 			if errno != 0 && errno != done {
-				errs = append(errs, fmt.Errorf("change address %v of device %s: %w", addr, d.name, denied(errno)))
+				errs = append(errs, fmt.Errorf("change address %v of device %s: %w", addr, d.name, netlinkx.Denied(errno)))
 			}
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -60,7 +61,7 @@ func (l *left) kubeProxyServers() (func(serverKey) bool, error) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("list ipset %s: %w", l.setName(name), denied(err))
+			return nil, fmt.Errorf("list ipset %s: %w", l.setName(name), netlinkx.Denied(err))
 		}
 		for i := range set.Entries {
 			switch entry := &set.Entries[i]; {
@@ -90,7 +91,7 @@ func (l *left) removeSets() error {
 		case errors.Is(err, unix.EBUSY) || errors.Is(err, nl.IPSetError(nl.IPSET_ERR_BUSY)):
 			errs = append(errs, fmt.Errorf("delete ipset %s: %w", l.setName(name), errSetInUse))
 		default:
-			errs = append(errs, fmt.Errorf("delete ipset %s: %w", l.setName(name), denied(err)))
+			errs = append(errs, fmt.Errorf("delete ipset %s: %w", l.setName(name), netlinkx.Denied(err)))
 		}
 	}
 	return errors.Join(errs...)

@@ -21,6 +21,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/namespace"
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -40,7 +41,7 @@ func openKernel(netNS string, family v1.IPFamily) (k *netlinkKernel, err error) 
 		}
 		handle, err := ipvs.New("")
 		if err != nil {
-			return fmt.Errorf("open netlink socket: %w", denied(err))
+			return fmt.Errorf("open netlink socket: %w", netlinkx.Denied(err))
 		}
 		k = &netlinkKernel{handle: handle, netNS: netNS, family: uint16(number(family))}
 		return nil
@@ -102,21 +103,13 @@ func missing(feature, module string, err error) error {
 	return &proxier.UnsupportedError{Feature: feature, Hint: "load module " + module, Err: err}
 }
 
-// denied makes errors about missing privileges an ErrPermission.
-func denied(err error) error {
-	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
-		return fmt.Errorf("%w: %w", proxier.ErrPermission, err)
-	}
-	return err
-}
-
 func (k *netlinkKernel) Close() { k.handle.Close() }
 
 // List implements kernel.
 func (k *netlinkKernel) List() (map[serverKey]*virtual, error) {
 	services, err := k.handle.GetServices()
 	if err != nil {
-		return nil, fmt.Errorf("list virtual servers: %w", denied(err))
+		return nil, fmt.Errorf("list virtual servers: %w", netlinkx.Denied(err))
 	}
 	all := map[serverKey]*virtual{}
 	for _, s := range services {
@@ -160,7 +153,7 @@ const procFile = "/proc/thread-self/net/ip_vs"
 func (k *netlinkKernel) ListFast() (all map[serverKey]*virtual, err error) {
 	var b []byte
 	if err := namespace.Visit(k.netNS, func() (err error) { b, err = os.ReadFile(procFile); return err }); err != nil {
-		return nil, denied(err)
+		return nil, netlinkx.Denied(err)
 	}
 	all, err = parseProc(b, func(a netip.Addr) bool { return a.Is4() == (k.family == unix.AF_INET) })
 	if err != nil {
@@ -176,7 +169,7 @@ func (k *netlinkKernel) Get(key serverKey) (*virtual, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("get virtual server %v: %w", key, denied(err))
+		return nil, fmt.Errorf("get virtual server %v: %w", key, netlinkx.Denied(err))
 	}
 	return k.virtual(s)
 }
@@ -220,13 +213,13 @@ func (k *netlinkKernel) Put(key serverKey, s settings, isNew bool) error {
 	if errors.Is(err, unix.ENOENT) {
 		return missing("IPVS scheduler "+s.scheduler, "ip_vs_"+s.scheduler, err)
 	}
-	return denied(err)
+	return netlinkx.Denied(err)
 }
 
 // Delete implements kernel.
 func (k *netlinkKernel) Delete(key serverKey) error {
 	if err := k.handle.DelService(k.service(key, settings{})); !errors.Is(err, unix.ESRCH) {
-		return denied(err)
+		return netlinkx.Denied(err)
 	}
 	return nil
 }
@@ -237,10 +230,10 @@ func (k *netlinkKernel) PutReal(key serverKey, real netip.AddrPort, weight int, 
 	if isNew {
 		err := k.handle.NewDestination(service, d)
 		if !errors.Is(err, unix.EEXIST) {
-			return denied(err)
+			return netlinkx.Denied(err)
 		}
 	}
-	return denied(k.handle.UpdateDestination(service, d))
+	return netlinkx.Denied(k.handle.UpdateDestination(service, d))
 }
 
 // DeleteReal implements kernel.
@@ -249,7 +242,7 @@ func (k *netlinkKernel) DeleteReal(key serverKey, real netip.AddrPort) error {
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) {
 		return nil
 	}
-	return denied(err)
+	return netlinkx.Denied(err)
 }
 
 // service converts a virtual server for package ipvs.
@@ -278,7 +271,7 @@ func (k *netlinkKernel) setTimeouts(c *Config) error {
 	}
 	err := k.handle.SetConfig(&ipvs.Config{TimeoutTCP: c.TCPTimeout, TimeoutTCPFin: c.TCPFinTimeout, TimeoutUDP: c.UDPTimeout})
 	if err != nil {
-		return fmt.Errorf("set timeouts: %w", denied(err))
+		return fmt.Errorf("set timeouts: %w", netlinkx.Denied(err))
 	}
 	return nil
 }
@@ -335,7 +328,7 @@ func (s *sysctl) path() string { return "/proc/sys/" + s.name }
 func (s *sysctl) check() error {
 	have, err := os.ReadFile(s.path())
 	if err != nil {
-		return fmt.Errorf("read kernel setting %s: %w", s.name, denied(err))
+		return fmt.Errorf("read kernel setting %s: %w", s.name, netlinkx.Denied(err))
 	}
 	if got := strings.TrimSpace(string(have)); got != s.want {
 		return fmt.Errorf("kernel setting %s is %s, want %s: otherwise %s: set it, or use Config.SetSysctls", s.name, got, s.want, s.why)
@@ -345,7 +338,7 @@ func (s *sysctl) check() error {
 
 func (s *sysctl) set() error {
 	if err := os.WriteFile(s.path(), []byte(s.want), 0); err != nil {
-		return fmt.Errorf("set kernel setting %s to %s: %w", s.name, s.want, denied(err))
+		return fmt.Errorf("set kernel setting %s to %s: %w", s.name, s.want, netlinkx.Denied(err))
 	}
 	return nil
 }

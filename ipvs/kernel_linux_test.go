@@ -496,8 +496,8 @@ func TestWithoutPrivilege(t *testing.T) {
 	running.Go(func() { _ = p.Run(ctx) })
 	p.OnServiceSynced()
 	p.OnEndpointSlicesSynced()
-	if err := p.Sync(ctx); !errors.Is(err, proxier.ErrPermission) {
-		t.Errorf("Sync = %v, want ErrPermission", err)
+	if err := p.Sync(ctx); !errors.Is(err, proxier.ErrPermission) || !strings.Contains(err.Error(), "run with CAP_NET_ADMIN") {
+		t.Errorf("Sync = %v, want ErrPermission and what to do", err)
 	}
 	cancel()
 	running.Wait()

@@ -85,7 +85,7 @@ func openLeft(config *Config, family v1.IPFamily) (l *left, err error) {
 	}
 	if err != nil {
 		l.close()
-		return nil, fmt.Errorf("read what a change of mode has left: %w", denied(err))
+		return nil, fmt.Errorf("read what a change of mode has left: %w", netlinkx.Denied(err))
 	}
 	return l, nil
 }
@@ -178,7 +178,7 @@ func (l *left) failed(to string, err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("%s table %s: %w", to, l.table.Name, denied(err))
+	return fmt.Errorf("%s table %s: %w", to, l.table.Name, netlinkx.Denied(err))
 }
 
 // create creates the table, unless it exists.
@@ -242,7 +242,7 @@ func (l *left) addRoutes(vips map[netip.Addr]bool, local []netip.Addr) error {
 	for vip := range vips {
 		err := l.handle.RouteAdd(l.route(vip, source))
 		if err != nil && !errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("add a route for the connections of VIP %v: %w", vip, denied(err))
+			return fmt.Errorf("add a route for the connections of VIP %v: %w", vip, netlinkx.Denied(err))
 		}
 	}
 	return nil
@@ -277,7 +277,7 @@ func (l *left) remove(servers map[serverKey]bool, vips map[netip.Addr]bool) erro
 		return !f.Translated && servers[keyOf(protocolOf(f.Protocol), f.Destination)]
 	})
 	if err != nil {
-		return denied(err)
+		return netlinkx.Denied(err)
 	}
 	if err := l.change(servers, vips, l.conn.SetDeleteElements); err != nil {
 		return err
@@ -291,7 +291,7 @@ func (l *left) removeRoutes(vips map[netip.Addr]bool) error {
 	for vip := range vips {
 		err := l.handle.RouteDel(l.route(vip, nil))
 		if err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("delete the route of VIP %v: %w", vip, denied(err))
+			return fmt.Errorf("delete the route of VIP %v: %w", vip, netlinkx.Denied(err))
 		}
 	}
 	return nil

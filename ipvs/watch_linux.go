@@ -84,7 +84,7 @@ func (e *Engine) listen() (*netlinkx.Conn, error) {
 	}
 	conn, err := netlinkx.Listen(e.config.NetNS, unix.NETLINK_ROUTE, room, group)
 	if err != nil {
-		return nil, fmt.Errorf("listen to changes of addresses: %w", denied(err))
+		return nil, fmt.Errorf("listen to changes of addresses: %w", netlinkx.Denied(err))
 	}
 	return conn, nil
 }

@@ -3,6 +3,7 @@ package netlinkx
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
@@ -11,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/serviceplane/serviceplane/internal/namespace"
+	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // attempts is how often an interrupted dump is tried.
@@ -19,6 +21,14 @@ const attempts = 20
 // ErrInterrupted means that a list changed during each attempt to read it, so that it may have objects twice, or lack
 // some (NLM_F_DUMP_INTR).
 var ErrInterrupted = fmt.Errorf("changes by other programs interrupt each reading: %w", netlink.ErrDumpInterrupted)
+
+// Denied makes an error about a missing privilege an ErrPermission that says what to do.
+func Denied(err error) error {
+	if errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("%w: %w: run with CAP_NET_ADMIN in the network namespace", proxier.ErrPermission, err)
+	}
+	return err
+}
 
 // Limited limits the calls with a socket to AnswerTime.
 func Limited(s *nl.NetlinkSocket, err error) (*nl.NetlinkSocket, error) {

@@ -206,9 +206,5 @@ func (e *writeError) Unwrap() error { return e.err }
 
 // classify turns an errno into an error that says what to do.
 func classify(op, object string, err error) error {
-	failed := &writeError{op: op, object: object, err: err}
-	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
-		return fmt.Errorf("%w: %w: run with CAP_NET_ADMIN in the network namespace", proxier.ErrPermission, failed)
-	}
-	return failed
+	return netlinkx.Denied(&writeError{op: op, object: object, err: err})
 }
