@@ -34,16 +34,10 @@ import (
 
 // TestHistories runs random histories of the cluster, the process, the kernel and other programs,
 // which change links, pins and maps: see package history.
-func TestHistories(t *testing.T) {
-	t.Parallel()
-	history.Test(t, 4, 2, historyPlanes)
-}
+func TestHistories(t *testing.T) { t.Parallel(); history.Test(t, 4, 2, historyPlanes) }
 
 // TestEachCallOfAHistory lets each change of maps, links, pins and rules fail.
-func TestEachCallOfAHistory(t *testing.T) {
-	t.Parallel()
-	history.TestEachCall(t, historyPlanes)
-}
+func TestEachCallOfAHistory(t *testing.T) { t.Parallel(); history.TestEachCall(t, historyPlanes) }
 
 // TestHistoriesCatchPlantedBugs checks the histories themselves.
 func TestHistoriesCatchPlantedBugs(t *testing.T) {

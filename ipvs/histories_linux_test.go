@@ -22,16 +22,10 @@ import (
 
 // TestHistories runs random histories of the cluster, the process and the kernel against an
 // IPVS in memory: see package history.
-func TestHistories(t *testing.T) {
-	t.Parallel()
-	histories.Test(t, 10, 2, historyPlanes)
-}
+func TestHistories(t *testing.T) { t.Parallel(); histories.Test(t, 10, 2, historyPlanes) }
 
 // TestEachCallOfAHistory lets each call to IPVS, the device and the rules fail.
-func TestEachCallOfAHistory(t *testing.T) {
-	t.Parallel()
-	histories.TestEachCall(t, historyPlanes)
-}
+func TestEachCallOfAHistory(t *testing.T) { t.Parallel(); histories.TestEachCall(t, historyPlanes) }
 
 // TestHistoriesCatchPlantedBugs checks the histories themselves.
 func TestHistoriesCatchPlantedBugs(t *testing.T) {

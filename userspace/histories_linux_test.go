@@ -18,16 +18,10 @@ import (
 
 // TestHistories runs random histories of the cluster and the process, in which sockets cannot
 // be opened at times: see package history.
-func TestHistories(t *testing.T) {
-	t.Parallel()
-	history.Test(t, 10, 2, historyPlanes)
-}
+func TestHistories(t *testing.T) { t.Parallel(); history.Test(t, 10, 2, historyPlanes) }
 
 // TestEachCallOfAHistory lets each socket fail to open.
-func TestEachCallOfAHistory(t *testing.T) {
-	t.Parallel()
-	history.TestEachCall(t, historyPlanes)
-}
+func TestEachCallOfAHistory(t *testing.T) { t.Parallel(); history.TestEachCall(t, historyPlanes) }
 
 // TestHistoriesCatchPlantedBugs checks the histories themselves.
 func TestHistoriesCatchPlantedBugs(t *testing.T) {

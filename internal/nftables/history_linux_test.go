@@ -22,16 +22,10 @@ import (
 
 // TestHistories runs random histories of the cluster, the process, the kernel and other
 // programs: see package history.
-func TestHistories(t *testing.T) {
-	t.Parallel()
-	history.Test(t, 20, 2, historyPlanes)
-}
+func TestHistories(t *testing.T) { t.Parallel(); history.Test(t, 20, 2, historyPlanes) }
 
 // TestEachCallOfAHistory lets each transaction and each dump of a history fail.
-func TestEachCallOfAHistory(t *testing.T) {
-	t.Parallel()
-	history.TestEachCall(t, historyPlanes)
-}
+func TestEachCallOfAHistory(t *testing.T) { t.Parallel(); history.TestEachCall(t, historyPlanes) }
 
 // TestHistoriesCatchPlantedBugs checks the histories themselves.
 func TestHistoriesCatchPlantedBugs(t *testing.T) {
