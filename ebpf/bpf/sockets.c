@@ -395,19 +395,25 @@ static __always_inline struct peer *sender_of(struct bpf_sock_addr *ctx, const _
 	return leads_to(&d->sent[1], addr, ctx->user_port) ? &d->sent[1] : NULL;
 }
 
-/* Each program reads the address of its system call, and may write another one, in one of three forms: IPv6,
- * IPv4, and IPv4 of an IPv6 socket. */
+/* Each program reads the address of its system call, and may write another one: one of its own family, or the IPv4
+ * address of an IPv6 socket, ::ffff:192.0.2.1. */
+enum form { OWN, MAPPED };
+
+/* show_vip is about the peer of a socket, or the sender of a datagram. */
+enum whose { PEER, SENDER };
+
 #ifdef IPV6
 
-static __always_inline void read6(struct bpf_sock_addr *ctx, __be32 *addr)
+static __always_inline int read_address(struct bpf_sock_addr *ctx, enum form form, __be32 *addr)
 {
 	addr[0] = ctx->user_ip6[0];
 	addr[1] = ctx->user_ip6[1];
 	addr[2] = ctx->user_ip6[2];
 	addr[3] = ctx->user_ip6[3];
+	return 1;
 }
 
-static __always_inline void write6(struct bpf_sock_addr *ctx, const __be32 *addr, __be16 port)
+static __always_inline void write_address(struct bpf_sock_addr *ctx, enum form form, const __be32 *addr, __be16 port)
 {
 	ctx->user_ip6[0] = addr[0];
 	ctx->user_ip6[1] = addr[1];
@@ -416,206 +422,129 @@ static __always_inline void write6(struct bpf_sock_addr *ctx, const __be32 *addr
 	ctx->user_port = port;
 }
 
-static __always_inline int is_bound6(struct bpf_sock_addr *ctx)
+static __always_inline int is_bound(struct bpf_sock_addr *ctx)
 {
 	return (ctx->sk->src_ip6[0] | ctx->sk->src_ip6[1] | ctx->sk->src_ip6[2] | ctx->sk->src_ip6[3]) != 0;
 }
 
-static __always_inline int sends_from6(struct bpf_sock_addr *ctx)
+static __always_inline int has_source(struct bpf_sock_addr *ctx)
 {
 	return (ctx->msg_src_ip6[0] | ctx->msg_src_ip6[1] | ctx->msg_src_ip6[2] | ctx->msg_src_ip6[3]) != 0;
 }
 
-SEC("cgroup/connect6")
-int connect6(struct bpf_sock_addr *ctx)
-{
-	struct frontend_key key = {.port = ctx->user_port, .protocol = protocol_of(ctx)};
-	struct endpoint *to;
-
-	if (!key.protocol)
-		return 1;
-	read6(ctx, key.addr);
-	to = choose(ctx, &key, is_bound6(ctx));
-	if (to)
-		write6(ctx, to->addr, to->port);
-	return 1;
-}
-
-SEC("cgroup/getpeername6")
-int getpeername6(struct bpf_sock_addr *ctx)
-{
-	struct peer *peer;
-	__be32 addr[WORDS];
-
-	read6(ctx, addr);
-	peer = vip_of(ctx, addr);
-	if (peer)
-		write6(ctx, peer->vip, peer->vip_port);
-	return 1;
-}
-
-SEC("cgroup/sendmsg6")
-int sendmsg6(struct bpf_sock_addr *ctx)
-{
-	struct frontend_key key = {.port = ctx->user_port, .protocol = protocol_of(ctx)};
-	struct peer *to;
-
-	if (!key.protocol)
-		return 1;
-	read6(ctx, key.addr);
-	to = choose_peer(ctx, &key, is_bound6(ctx) || sends_from6(ctx));
-	if (to)
-		write6(ctx, to->endpoint, to->endpoint_port);
-	return 1;
-}
-
-SEC("cgroup/recvmsg6")
-int recvmsg6(struct bpf_sock_addr *ctx)
-{
-	struct peer *peer;
-	__be32 addr[WORDS];
-
-	read6(ctx, addr);
-	peer = sender_of(ctx, addr);
-	if (peer)
-		write6(ctx, peer->vip, peer->vip_port);
-	return 1;
-}
-
 #else
 
-static __always_inline void read4(struct bpf_sock_addr *ctx, __be32 *addr) { addr[0] = ctx->user_ip4; }
-
-static __always_inline void write4(struct bpf_sock_addr *ctx, const __be32 *addr, __be16 port)
+/* read_address returns whether the address has the form. */
+static __always_inline int read_address(struct bpf_sock_addr *ctx, enum form form, __be32 *addr)
 {
-	ctx->user_ip4 = addr[0];
+	if (form == OWN) {
+		addr[0] = ctx->user_ip4;
+		return 1;
+	}
+	if (ctx->user_ip6[0] || ctx->user_ip6[1] || ctx->user_ip6[2] != bpf_htonl(0xffff))
+		return 0;
+	addr[0] = ctx->user_ip6[3];
+	return 1;
+}
+
+static __always_inline void write_address(struct bpf_sock_addr *ctx, enum form form, const __be32 *addr, __be16 port)
+{
+	if (form == OWN)
+		ctx->user_ip4 = addr[0];
+	else
+		ctx->user_ip6[3] = addr[0];
 	ctx->user_port = port;
 }
 
 /* A socket that is bound to ::ffff:192.0.2.1 has that IPv4 address too. */
-static __always_inline int is_bound4(struct bpf_sock_addr *ctx) { return ctx->sk->src_ip4 != 0; }
+static __always_inline int is_bound(struct bpf_sock_addr *ctx) { return ctx->sk->src_ip4 != 0; }
 
-static __always_inline int sends_from4(struct bpf_sock_addr *ctx) { return ctx->msg_src_ip4 != 0; }
+static __always_inline int has_source(struct bpf_sock_addr *ctx) { return ctx->msg_src_ip4 != 0; }
 
-/* mapped is whether the address of an IPv6 socket is an IPv4 address, ::ffff:192.0.2.1. */
-static __always_inline int mapped(struct bpf_sock_addr *ctx)
-{
-	return !ctx->user_ip6[0] && !ctx->user_ip6[1] && ctx->user_ip6[2] == bpf_htonl(0xffff);
-}
+#endif
 
-static __always_inline void read_mapped(struct bpf_sock_addr *ctx, __be32 *addr) { addr[0] = ctx->user_ip6[3]; }
-
-static __always_inline void write_mapped(struct bpf_sock_addr *ctx, const __be32 *addr, __be16 port)
-{
-	ctx->user_ip6[3] = addr[0];
-	ctx->user_port = port;
-}
-
-SEC("cgroup/connect4")
-int connect4(struct bpf_sock_addr *ctx)
+static __always_inline int translate_connect(struct bpf_sock_addr *ctx, enum form form)
 {
 	struct frontend_key key = {.port = ctx->user_port, .protocol = protocol_of(ctx)};
 	struct endpoint *to;
 
 	if (!key.protocol)
 		return 1;
-	read4(ctx, key.addr);
-	to = choose(ctx, &key, is_bound4(ctx));
+	if (!read_address(ctx, form, key.addr)) {
+		forget(ctx, key.protocol);
+		return 1;
+	}
+	to = choose(ctx, &key, is_bound(ctx));
 	if (to)
-		write4(ctx, to->addr, to->port);
+		write_address(ctx, form, to->addr, to->port);
 	return 1;
 }
 
-SEC("cgroup/getpeername4")
-int getpeername4(struct bpf_sock_addr *ctx)
-{
-	struct peer *peer;
-	__be32 addr[WORDS];
-
-	read4(ctx, addr);
-	peer = vip_of(ctx, addr);
-	if (peer)
-		write4(ctx, peer->vip, peer->vip_port);
-	return 1;
-}
-
-/* The kernel also asks it for a datagram of an IPv6 socket to ::ffff:192.0.2.1. */
-SEC("cgroup/sendmsg4")
-int sendmsg4(struct bpf_sock_addr *ctx)
+static __always_inline int translate_send(struct bpf_sock_addr *ctx)
 {
 	struct frontend_key key = {.port = ctx->user_port, .protocol = protocol_of(ctx)};
 	struct peer *to;
 
 	if (!key.protocol)
 		return 1;
-	read4(ctx, key.addr);
-	to = choose_peer(ctx, &key, is_bound4(ctx) || sends_from4(ctx));
+	read_address(ctx, OWN, key.addr);
+	to = choose_peer(ctx, &key, is_bound(ctx) || has_source(ctx));
 	if (to)
-		write4(ctx, to->endpoint, to->endpoint_port);
+		write_address(ctx, OWN, to->endpoint, to->endpoint_port);
 	return 1;
 }
 
-SEC("cgroup/recvmsg4")
-int recvmsg4(struct bpf_sock_addr *ctx)
+/* show_vip writes the VIP instead of the endpoint. */
+static __always_inline int show_vip(struct bpf_sock_addr *ctx, enum form form, enum whose whose)
 {
 	struct peer *peer;
 	__be32 addr[WORDS];
 
-	read4(ctx, addr);
-	peer = sender_of(ctx, addr);
+	if (!read_address(ctx, form, addr))
+		return 1;
+	peer = whose == SENDER ? sender_of(ctx, addr) : vip_of(ctx, addr);
 	if (peer)
-		write4(ctx, peer->vip, peer->vip_port);
+		write_address(ctx, form, peer->vip, peer->vip_port);
 	return 1;
 }
+
+#ifdef IPV6
 
 SEC("cgroup/connect6")
-int connect_mapped(struct bpf_sock_addr *ctx)
-{
-	struct frontend_key key = {.port = ctx->user_port, .protocol = protocol_of(ctx)};
-	struct endpoint *to;
+int connect6(struct bpf_sock_addr *ctx) { return translate_connect(ctx, OWN); }
 
-	if (!key.protocol)
-		return 1;
-	if (!mapped(ctx)) {
-		forget(ctx, key.protocol);
-		return 1;
-	}
-	read_mapped(ctx, key.addr);
-	to = choose(ctx, &key, is_bound4(ctx));
-	if (to)
-		write_mapped(ctx, to->addr, to->port);
-	return 1;
-}
+SEC("cgroup/sendmsg6")
+int sendmsg6(struct bpf_sock_addr *ctx) { return translate_send(ctx); }
 
 SEC("cgroup/getpeername6")
-int getpeername_mapped(struct bpf_sock_addr *ctx)
-{
-	struct peer *peer;
-	__be32 addr[WORDS];
-
-	if (!mapped(ctx))
-		return 1;
-	read_mapped(ctx, addr);
-	peer = vip_of(ctx, addr);
-	if (peer)
-		write_mapped(ctx, peer->vip, peer->vip_port);
-	return 1;
-}
+int getpeername6(struct bpf_sock_addr *ctx) { return show_vip(ctx, OWN, PEER); }
 
 SEC("cgroup/recvmsg6")
-int recvmsg_mapped(struct bpf_sock_addr *ctx)
-{
-	struct peer *peer;
-	__be32 addr[WORDS];
+int recvmsg6(struct bpf_sock_addr *ctx) { return show_vip(ctx, OWN, SENDER); }
 
-	if (!mapped(ctx))
-		return 1;
-	read_mapped(ctx, addr);
-	peer = sender_of(ctx, addr);
-	if (peer)
-		write_mapped(ctx, peer->vip, peer->vip_port);
-	return 1;
-}
+#else
+
+SEC("cgroup/connect4")
+int connect4(struct bpf_sock_addr *ctx) { return translate_connect(ctx, OWN); }
+
+/* The kernel also asks it for a datagram of an IPv6 socket to ::ffff:192.0.2.1. */
+SEC("cgroup/sendmsg4")
+int sendmsg4(struct bpf_sock_addr *ctx) { return translate_send(ctx); }
+
+SEC("cgroup/getpeername4")
+int getpeername4(struct bpf_sock_addr *ctx) { return show_vip(ctx, OWN, PEER); }
+
+SEC("cgroup/recvmsg4")
+int recvmsg4(struct bpf_sock_addr *ctx) { return show_vip(ctx, OWN, SENDER); }
+
+SEC("cgroup/connect6")
+int connect_mapped(struct bpf_sock_addr *ctx) { return translate_connect(ctx, MAPPED); }
+
+SEC("cgroup/getpeername6")
+int getpeername_mapped(struct bpf_sock_addr *ctx) { return show_vip(ctx, MAPPED, PEER); }
+
+SEC("cgroup/recvmsg6")
+int recvmsg_mapped(struct bpf_sock_addr *ctx) { return show_vip(ctx, MAPPED, SENDER); }
 
 #endif
 
