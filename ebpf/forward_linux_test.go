@@ -358,7 +358,7 @@ func TestTheFastPathOutlivesTheProcess(t *testing.T) {
 				}
 				if clsact {
 					n.loses = true
-					sh(t, n.world.Node, "tc", "qdisc", "del", "dev", "client", "clsact")
+					netnstest.Run(t, n.world.Node, "tc", "qdisc", "del", "dev", "client", "clsact")
 				} else {
 					links, err := filepath.Glob(n.config.Sockets.BPFFS + "/serviceplane/*/*/forward-v1/link-*")
 					netnstest.Check(t, err)
@@ -374,7 +374,7 @@ func TestTheFastPathOutlivesTheProcess(t *testing.T) {
 				if _, err := os.Stat(filepath.Join(n.config.Sockets.BPFFS, "serviceplane")); err == nil {
 					t.Error("after Cleanup something is pinned")
 				}
-				if left := sh(t, n.world.Node, "tc", "qdisc", "show") + sh(t, n.world.Node, "tc", "filter", "show", "dev", "client", "ingress"); strings.Contains(left, "clsact") || strings.Contains(left, "serviceplane") {
+				if left := netnstest.Run(t, n.world.Node, "tc", "qdisc", "show") + netnstest.Run(t, n.world.Node, "tc", "filter", "show", "dev", "client", "ingress"); strings.Contains(left, "clsact") || strings.Contains(left, "serviceplane") {
 					t.Errorf("after Cleanup:\n%s", left)
 				}
 			})
@@ -437,9 +437,9 @@ func TestDevicesComeAndGo(t *testing.T) {
 			if got := devices(); got != all {
 				t.Errorf("devices %q, want %q", got, all)
 			}
-			sh(t, n.world.Node, "ip", "link", "add", "pod9", "type", "veth", "peer", "name", "other9")
+			netnstest.Run(t, n.world.Node, "ip", "link", "add", "pod9", "type", "veth", "peer", "name", "other9")
 			poll.Until(t, "a new device takes part", func() bool { return devices() == "client pod0 pod1 pod2 pod9 uplink" })
-			sh(t, n.world.Node, "ip", "link", "del", "pod9")
+			netnstest.Run(t, n.world.Node, "ip", "link", "del", "pod9")
 			poll.Until(t, "a device that went is gone", func() bool { return devices() == all })
 			links, err := filepath.Glob(n.config.Sockets.BPFFS + "/serviceplane/*/*/forward-v1/link-*")
 			if want := map[bool]int{false: 5}[clsact]; err != nil || len(links) != want {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"os/exec"
 	"syscall"
 	"testing"
 	"time"
@@ -17,19 +16,6 @@ import (
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
-
-func sh(t *testing.T, host *proxiertest.Host, command string, args ...string) string {
-	t.Helper()
-	var out []byte
-	err := host.Do(func() (err error) {
-		out, err = exec.CommandContext(t.Context(), command, args...).CombinedOutput()
-		return err
-	})
-	if err != nil {
-		t.Fatalf("%s %v: %v: %s", command, args, err, out)
-	}
-	return string(out)
-}
 
 // udp opens a socket to the VIP.
 func (n *fastNode) udp(from *proxiertest.Host) (conn *net.UDPConn) {
@@ -154,7 +140,7 @@ func TestNeighboursAreFound(t *testing.T) {
 			for _, network := range []string{"tcp", "udp"} {
 				flow := n.open(n.world.Client, network, netip.AddrPortFrom(n.vip(), 80))
 				n.establish(flow, pod.Name)
-				sh(t, n.world.Node, "ip", "neigh", "flush", "all", "nud", "permanent")
+				netnstest.Run(t, n.world.Node, "ip", "neigh", "flush", "all", "nud", "permanent")
 				if got := n.ask(flow, pod.Name); got < 2*requests {
 					t.Errorf("%s, to %s: %d packets are forwarded", network, pod.Name, got)
 				}

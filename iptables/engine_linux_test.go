@@ -114,15 +114,7 @@ func some(n int) func(*proxier.Proxier) {
 // run runs a program in the namespace.
 func (w *world) run(name string, args ...string) string {
 	w.t.Helper()
-	var out []byte
-	netnstest.Check(w.t, w.ns.Do(func() (err error) {
-		out, err = exec.Command(name, args...).CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("%s %v: %w: %s", name, args, err, out)
-		}
-		return nil
-	}))
-	return string(out)
+	return netnstest.Run(w.t, w.ns, name, args...)
 }
 
 func (w *world) iptables(args ...string) string {

@@ -3,9 +3,7 @@
 package ipvs_test
 
 import (
-	"context"
 	"net/netip"
-	"os/exec"
 	"testing"
 	"time"
 
@@ -38,20 +36,9 @@ func testFirewall(t *testing.T, variant iptables.Variant) {
 	vips := []netip.Addr{netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("2001:db8:1::1")}
 	netnstest.Check(t, away.AddRoute(netip.PrefixFrom(vips[0], 32), netip.MustParseAddr("192.0.2.1")))
 	netnstest.Check(t, away.AddRoute(netip.PrefixFrom(vips[1], 128), netip.MustParseAddr("2001:db8::1")))
-	run := func(args ...string) {
-		t.Helper()
-		err := node.Do(func() error {
-			out, err := exec.CommandContext(t.Context(), args[0], args[1:]...).CombinedOutput()
-			if err != nil {
-				t.Logf("%v: %s", args, out)
-			}
-			return err
-		})
-		netnstest.Check(t, err)
-	}
-	run("ip6tables-"+string(variant), "-A", "INPUT", "-p", "ipv6-icmp", "-j", "ACCEPT") // neighbour discovery
-	run("iptables-"+string(variant), "-P", "INPUT", "DROP")
-	run("ip6tables-"+string(variant), "-P", "INPUT", "DROP")
+	netnstest.Run(t, node, "ip6tables-"+string(variant), "-A", "INPUT", "-p", "ipv6-icmp", "-j", "ACCEPT") // neighbour discovery
+	netnstest.Run(t, node, "iptables-"+string(variant), "-P", "INPUT", "DROP")
+	netnstest.Run(t, node, "ip6tables-"+string(variant), "-P", "INPUT", "DROP")
 
 	config := proxier.Config{NetNS: node.Path(), Runner: runner.Options{MinInterval: runner.Unlimited}}
 	p, err := ipvs.New(ipvs.Config{Config: config, SetSysctls: true, Firewall: func(family v1.IPFamily) (proxier.Engine, error) {
@@ -60,15 +47,6 @@ func testFirewall(t *testing.T, variant iptables.Variant) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- p.Run(ctx) }()
-	defer func() {
-		stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	}()
 	service := func(port int32) *v1.Service {
 		return proxiertest.Service("test", "web", proxiertest.ClusterIPs("10.96.0.1", "fd00:10:96::1"), proxiertest.NodePort("main", v1.ProtocolTCP, 80, 30080),
 			proxiertest.LoadBalancer(vips[0].String()), proxiertest.LoadBalancer(vips[1].String()), proxiertest.ExternalPolicyLocal(),
@@ -76,8 +54,7 @@ func testFirewall(t *testing.T, variant iptables.Variant) {
 	}
 	p.OnServiceAdd(service(health))
 	p.OnEndpointSliceAdd(proxiertest.Slice("test", "web", discovery.AddressTypeIPv4, proxiertest.SlicePort("main", v1.ProtocolTCP, 8080), proxiertest.Endpoint("10.244.1.2")))
-	p.OnServiceSynced()
-	p.OnEndpointSlicesSynced()
+	proxiertest.Run(t, p)
 	check := func(what string, port uint16, want bool) {
 		t.Helper()
 		if err := proxiertest.Sync(t.Context(), p); err != nil {
@@ -96,9 +73,9 @@ func testFirewall(t *testing.T, variant iptables.Variant) {
 	}
 	check("with a health check node port", health, true)
 	check("another port", other, false)
-	run("iptables-"+string(variant), "-F", "INPUT") // another program
-	run("ip6tables-"+string(variant), "-F", "INPUT")
-	run("ip6tables-"+string(variant), "-A", "INPUT", "-p", "ipv6-icmp", "-j", "ACCEPT")
+	netnstest.Run(t, node, "iptables-"+string(variant), "-F", "INPUT") // another program
+	netnstest.Run(t, node, "ip6tables-"+string(variant), "-F", "INPUT")
+	netnstest.Run(t, node, "ip6tables-"+string(variant), "-A", "INPUT", "-p", "ipv6-icmp", "-j", "ACCEPT")
 	for _, addr := range vips { // the client repeats its SYN until the repair
 		if _, err := netns.Ask(t.Context(), away, "tcp", netip.AddrPortFrom(addr, health), netns.AskOptions{Timeout: 20 * time.Second}); err != nil {
 			t.Errorf("after a flush: %v port %d: %v, want an answer", addr, health, err)

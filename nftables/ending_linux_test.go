@@ -2,7 +2,6 @@ package nftables_test
 
 import (
 	"errors"
-	"os/exec"
 	"strings"
 	"testing"
 
@@ -11,25 +10,12 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
-
-// run runs a program in the namespace of a host.
-func run(t *testing.T, h *proxiertest.Host, program string, args ...string) string {
-	t.Helper()
-	var out []byte
-	err := h.Do(func() (err error) {
-		out, err = exec.CommandContext(t.Context(), program, args...).CombinedOutput()
-		return err
-	})
-	if err != nil {
-		t.Fatalf("%s %v: %v\n%s", program, args, err, out)
-	}
-	return string(out)
-}
 
 // TestConnectionsEndWithoutARouteToTheirPod: CT-12, PKT-94. The node has a blackhole where the
 // pod was, as with Calico. One client's packets get lost at first, and another program flushes
@@ -40,8 +26,8 @@ func TestConnectionsEndWithoutARouteToTheirPod(t *testing.T) {
 	const table = "serviceplane.ending"
 	net := proxiertest.NewTopology(t)
 	pod, addr := net.LocalPods[0], net.LocalPods[0].Addr(v1.IPv4Protocol)
-	run(t, net.Node, "nft", "add", "table", "ip", table)
-	tables := func() string { return run(t, net.Node, "nft", "list", "ruleset") }
+	netnstest.Run(t, net.Node, "nft", "add", "table", "ip", table)
+	tables := func() string { return netnstest.Run(t, net.Node, "nft", "list", "ruleset") }
 	config := nftables.Config{Config: net.Config()}
 	config.Names = proxier.DefaultNames()
 	config.Tracker.DecorateService = func(p *changetracker.ServicePort, _ *v1.Service) { p.EndConnections = true }
@@ -55,18 +41,18 @@ func TestConnectionsEndWithoutARouteToTheirPod(t *testing.T) {
 	if _, err := flow.Ask(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	run(t, net.Node, "ip", "route", "add", "blackhole", addr.String()+"/32")
-	run(t, net.Client, "nft", "add table ip lost; add chain ip lost in { type filter hook input priority 0; policy drop; }")
+	netnstest.Run(t, net.Node, "ip", "route", "add", "blackhole", addr.String()+"/32")
+	netnstest.Run(t, net.Client, "nft", "add table ip lost; add chain ip lost in { type filter hook input priority 0; policy drop; }")
 	i.OnEndpointSliceDelete(proxiertest.Slice("default", "web", discovery.AddressTypeIPv4))
 	poll.Until(t, "a table ends the connection", func() bool {
 		return strings.Contains(tables(), "reject with tcp reset") && strings.Contains(tables(), table)
 	})
-	run(t, net.Node, "nft", "delete", "table", "ip", table)
+	netnstest.Run(t, net.Node, "nft", "delete", "table", "ip", table)
 	poll.Until(t, "the table is back", func() bool { return strings.Contains(tables(), table) })
 	if s := i.Status().Families[v1.IPv4Protocol]; s.ConnectionsEnding != 1 || s.ConnectionsEnded != 0 {
 		t.Errorf("status %+v, want one connection that is open", s)
 	}
-	run(t, net.Client, "nft", "delete", "table", "ip", "lost")
+	netnstest.Run(t, net.Client, "nft", "delete", "table", "ip", "lost")
 	poll.Until(t, "the client gets its RST", func() bool {
 		s := i.Status().Families[v1.IPv4Protocol]
 		return s.ConnectionsEnding == 0 && s.ConnectionsEnded == 1

@@ -57,7 +57,7 @@ func newFastWorld(t *testing.T, family v1.IPFamily) *fastWorld {
 	p, err := nftables.New(hurried(w.Config()), proxier.Deps{})
 	netnstest.Check(t, err)
 	w.Proxier = p
-	run(t, w.Node, "nft", "add table inet others; add chain inet others forward { type filter hook forward priority 0; }; "+
+	netnstest.Run(t, w.Node, "nft", "add table inet others; add chain inet others forward { type filter hook forward priority 0; }; "+
 		"add chain inet others nat { type nat hook prerouting priority -150; }; "+
 		"add rule inet others forward counter")
 	return w
@@ -112,7 +112,7 @@ func (w *fastWorld) forwarded() (packets int) {
 			}
 		}
 	}
-	netnstest.Check(w.t, json.Unmarshal([]byte(run(w.t, w.Node, "nft", "-j", "list", "chain", "inet", "others", "forward")), &listing))
+	netnstest.Check(w.t, json.Unmarshal([]byte(netnstest.Run(w.t, w.Node, "nft", "-j", "list", "chain", "inet", "others", "forward")), &listing))
 	for _, object := range listing.NFTables {
 		for _, e := range object.Rule.Expr {
 			if e.Counter != nil {
@@ -164,7 +164,7 @@ func TestEstablishedFlowsSkipTheRules(t *testing.T) {
 		foreign := w.at("203.0.113.9", "2001:db8:9::9")
 		rule := "add rule inet others nat " + w.at("ip daddr ", "ip6 daddr ") + foreign + " meta l4proto { tcp, udp } th dport 30080 dnat " +
 			w.at("ip to ", "ip6 to [") + remote.Addr(w.family).String() + w.at("", "]") + ":8080"
-		run(w.t, w.Node, "nft", rule)
+		netnstest.Run(w.t, w.Node, "nft", rule)
 		node := w.Node.Addr(w.family)
 		for what, c := range map[string]struct {
 			to     netip.AddrPort
@@ -248,7 +248,7 @@ func TestFastFlowsOutliveARestart(t *testing.T) {
 				w.t.Errorf("%s: others see %d packets after a restart", network, n)
 			}
 		}
-		run(w.t, w.Node, "nft", "delete table "+w.at("ip", "ip6")+" "+proxier.DefaultNames().Table)
+		netnstest.Run(w.t, w.Node, "nft", "delete table "+w.at("ip", "ip6")+" "+proxier.DefaultNames().Table)
 		for network, flow := range flows {
 			w.ask(flow, pod.Name)
 			poll.Until(w.t, network+": the flow is fast again", func() bool { return w.ask(flow, pod.Name) == 0 })

@@ -2,7 +2,6 @@ package nftables
 
 import (
 	"context"
-	"os/exec"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -57,15 +56,7 @@ func mustNFT(t *testing.T, ns *netns.NS, script string) {
 
 func nftOutput(t *testing.T, ns *netns.NS, args ...string) string {
 	t.Helper()
-	var out []byte
-	err := ns.Do(func() (err error) {
-		out, err = exec.Command("nft", args...).CombinedOutput()
-		return err
-	})
-	if err != nil {
-		t.Fatalf("nft %s: %v\n%s", args, err, out)
-	}
-	return string(out)
+	return netnstest.Run(t, ns, "nft", args...)
 }
 
 // canonical is a listing without the order of elements, which depends on a hash, and

@@ -3,7 +3,6 @@ package nftrace_test
 import (
 	"context"
 	"net/netip"
-	"os/exec"
 	"strings"
 	"testing"
 
@@ -112,16 +111,9 @@ func (w *world) judgeFrom(from *proxiertest.Host, p desired.Packet) nftrace.Judg
 }
 
 // command runs a program on a host.
-func (w *world) command(at *proxiertest.Host, args ...string) (out string) {
+func (w *world) command(at *proxiertest.Host, args ...string) string {
 	w.t.Helper()
-	netnstest.Check(w.t, at.Do(func() error {
-		text, err := exec.CommandContext(w.t.Context(), args[0], args[1:]...).CombinedOutput()
-		if out = string(text); err != nil {
-			w.t.Logf("%v: %s", args, out)
-		}
-		return err
-	}))
-	return out
+	return netnstest.Run(w.t, at, args[0], args[1:]...)
 }
 
 // tables are the tables of traces on the node.

@@ -128,14 +128,7 @@ func (w *world) run(change func(*canary.Options)) {
 
 func (w *world) command(args ...string) {
 	w.t.Helper()
-	err := w.node.Do(func() error {
-		out, err := exec.CommandContext(w.t.Context(), args[0], args[1:]...).CombinedOutput()
-		if err != nil {
-			w.t.Logf("%v: %s", args, out)
-		}
-		return err
-	})
-	netnstest.Check(w.t, err)
+	netnstest.Run(w.t, w.node, args[0], args[1:]...)
 }
 
 // expect waits until both families have the state and /healthz the code, and returns the

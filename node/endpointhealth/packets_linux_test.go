@@ -5,7 +5,6 @@ import (
 	"maps"
 	"net/netip"
 	"os"
-	"os/exec"
 	"slices"
 	"sync"
 	"testing"
@@ -80,14 +79,7 @@ func newWorld(t *testing.T, policy endpointhealth.CheckPolicy) *world {
 // nft changes the rules of a host.
 func (w *world) nft(host *proxiertest.Host, script string) {
 	w.t.Helper()
-	err := host.Do(func() error {
-		out, err := exec.CommandContext(w.t.Context(), "nft", script).CombinedOutput()
-		if err != nil {
-			w.t.Logf("%s: %s", script, out)
-		}
-		return err
-	})
-	netnstest.Check(w.t, err)
+	netnstest.Run(w.t, host, "nft", script)
 }
 
 // servers returns who answers 40 connections to the VIP of each family, and how many get no

@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -165,15 +164,7 @@ func (c *small) nft(args ...string) string {
 // nftIn runs nft in a namespace, and returns its output.
 func nftIn(tb testing.TB, ns *netns.NS, args ...string) string {
 	tb.Helper()
-	var out []byte
-	err := ns.Do(func() (err error) {
-		out, err = exec.CommandContext(tb.Context(), "nft", args...).CombinedOutput()
-		return err
-	})
-	if err != nil {
-		tb.Fatalf("nft %s: %v\n%s", strings.Join(args, " "), err, out)
-	}
-	return string(out)
+	return netnstest.Run(tb, ns, "nft", args...)
 }
 
 // state returns the rules, addresses and settings of the node.

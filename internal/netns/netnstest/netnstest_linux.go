@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/netip"
 	"os"
+	"os/exec"
 	"strconv"
 	"testing"
 	"time"
@@ -42,9 +43,26 @@ func Check(tb testing.TB, err error) {
 	}
 }
 
+// inside is a namespace, or a host that is one.
+type inside interface{ Do(f func() error) error }
+
+// Run runs a program in a namespace, and returns what it prints. The test fails if the program does.
+func Run(tb testing.TB, ns inside, program string, args ...string) string {
+	tb.Helper()
+	var out []byte
+	err := ns.Do(func() (err error) {
+		out, err = exec.Command(program, args...).CombinedOutput()
+		return err
+	})
+	if err != nil {
+		tb.Fatalf("%s %v: %v\n%s", program, args, err, out)
+	}
+	return string(out)
+}
+
 // ForgetSoon makes the connection tracking of a namespace forget TCP connections that ended, or
 // were not answered, a second ago, and flows of UDP after a time of silence, so that no test waits for minutes.
-func ForgetSoon(tb testing.TB, ns interface{ Do(f func() error) error }, udp time.Duration) {
+func ForgetSoon(tb testing.TB, ns inside, udp time.Duration) {
 	tb.Helper()
 	timeouts := map[string]time.Duration{"udp_timeout": udp, "udp_timeout_stream": udp}
 	for _, state := range []string{"syn_sent", "time_wait", "close", "last_ack", "fin_wait", "close_wait"} {
