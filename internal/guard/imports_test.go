@@ -50,10 +50,10 @@ var importers = map[string][]string{
 	module + "/ebpf":      {"ebpf", "examples", "node/nodeproxy"},
 	module + "/iptables":  {"iptables", "examples", "node/nodeproxy"},
 	module + "/ipvs":      {"ipvs", "examples", "node/nodeproxy"},
-	module + "/userspace": {"userspace", "examples", "node/nodeproxy"},
+	module + "/userspace": {"userspace", "internal/userspacetest", "examples", "node/nodeproxy"},
 }
 
-var netlinkUsers = []string{"conntrack", "ebpf", "examples", "node/nodeproxy", "internal/bpftest", "internal/chaos", "internal/endings", "internal/fleet", "internal/guard/weight", "internal/netlinkx", "internal/netns", "internal/nftables", "internal/nftext", "internal/nftrace", "iptables", "ipvs", "nftables", "node/nodedeps", "node/packettrace", "proxiertest"}
+var netlinkUsers = []string{"conntrack", "ebpf", "examples", "node/nodeproxy", "internal/bpftest", "internal/chaos", "internal/endings", "internal/fleet", "internal/guard/weight", "internal/netlinkx", "internal/netns", "internal/nftables", "internal/nftext", "internal/nftrace", "internal/userspacetest", "iptables", "ipvs", "nftables", "node/nodedeps", "node/packettrace", "proxiertest"}
 
 func within(path, parent string) bool { return path == parent || strings.HasPrefix(path, parent+"/") }
 

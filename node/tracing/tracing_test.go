@@ -83,17 +83,7 @@ func start(t *testing.T, deps proxier.Deps) *proxier.Proxier {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- p.Run(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-ended; err != nil {
-			t.Errorf("Run = %v, want nil", err)
-		}
-	})
-	p.OnServiceSynced()
-	p.OnEndpointSlicesSynced()
+	proxiertest.Run(t, p)
 	if err := proxiertest.Sync(t.Context(), p); err != nil {
 		t.Fatal(err)
 	}
