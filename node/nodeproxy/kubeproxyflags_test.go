@@ -133,7 +133,7 @@ func TestSettingsWithoutEffect(t *testing.T) {
 	}
 }
 
-func TestBadValuesOfKubeProxysFlags(t *testing.T) {
+func TestBadArguments(t *testing.T) {
 	for args, want := range map[string]string{
 		"--proxy-mode=ipvs --feature-gates=KubeProxyIPVS=false": "--feature-gates=KubeProxyIPVS=false: want no KubeProxyIPVS=false with mode ipvs",
 		"--kube-api-burst=-1":             "--kube-api-burst=-1: want 0 or more",
@@ -147,6 +147,15 @@ func TestBadValuesOfKubeProxysFlags(t *testing.T) {
 		"--feature-gates=B=true,C=maybe":  "--feature-gates=B=true,C=maybe: want a value of type NAME=BOOL",
 		"--alsologtostderr --no-such=1":   "--no-such: no such flag",
 		"--log-file x --stderrthresholds": "--stderrthresholds: no such flag",
+		"start":                           "start: want flags only",
+		"-- --cleanup":                    "--cleanup: want flags only",
+		"-":                               "-: want flags only",
+		"--foo bar":                       "--foo: no such flag",
+		"--manifests":                     "flag needs an argument",
+		"--instance --foo":                "--instance=--foo: want 1 to 7",
+		"-v4 --instance=XX":               "--instance=XX",
+		"-v 4 --instance=XX":              "--instance=XX",
+		"-vx":                             "--v=x: want a value of type int",
 	} {
 		err := execute(t.Context(), strings.Fields(args), nil)
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Count(err.Error(), "\n") != 1 {

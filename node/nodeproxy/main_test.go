@@ -107,24 +107,6 @@ func TestAllErrorsOfACommandLineAreReported(t *testing.T) {
 	}
 }
 
-func TestOtherArgumentsAreRefused(t *testing.T) {
-	for args, want := range map[string]string{
-		"start":              "start: want flags only",
-		"-- --cleanup":       "--cleanup: want flags only",
-		"-":                  "-: want flags only",
-		"--foo bar --bar":    "--bar: no such flag",
-		"--manifests":        "flag needs an argument",
-		"--instance --foo":   "--instance=--foo: want 1 to 7",
-		"-v4 --instance=XX":  "--instance=XX",
-		"-v 4 --instance=XX": "--instance=XX",
-		"-vx":                "--v=x: want a value of type int",
-	} {
-		if err := execute(t.Context(), strings.Fields(args), nil); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("execute %s = %v, want an error with %q", args, err, want)
-		}
-	}
-}
-
 func TestHelpListsTheFlags(t *testing.T) {
 	var out bytes.Buffer
 	if err := execute(t.Context(), []string{"--help"}, &out); err != nil {
