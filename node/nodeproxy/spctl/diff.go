@@ -137,19 +137,13 @@ func valuesOf(f field, sides []side) (values []value) {
 }
 
 func (a *app) state() *cobra.Command {
-	return &cobra.Command{
-		Use:               "state",
-		Short:             "Print everything that is programmed, for diff",
-		Long:              "Print all Services with their endpoints, as JSON, or as YAML with --output=yaml. Command diff compares a file of this output with a proxy.",
-		Args:              cobra.NoArgs,
-		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: func(c *cobra.Command, _ []string) error {
+	return plain("state", "Print everything that is programmed, for diff",
+		"Print all Services with their endpoints, as JSON, or as YAML with --output=yaml. Command diff compares a file of this output with a proxy.", func(c *cobra.Command) error {
 			if a.output == asTable {
 				a.output = asJSON
 			}
 			return a.show(c, "state", url.Values{}, nil)
-		},
-	}
+		})
 }
 
 func (a *app) diff() *cobra.Command {

@@ -101,6 +101,15 @@ func New(options Options) *cobra.Command {
 	return command
 }
 
+// plain returns a command without arguments; long may be empty.
+func plain(use, short, long string, run func(c *cobra.Command) error) *cobra.Command {
+	return &cobra.Command{
+		Use: use, Short: short, Long: long,
+		Args: cobra.NoArgs, ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(c *cobra.Command, _ []string) error { return run(c) },
+	}
+}
+
 // must panics if the package declares its own flags wrongly.
 func must(err error) {
 	if err != nil {

@@ -14,19 +14,13 @@ import (
 )
 
 func (a *app) status() *cobra.Command {
-	return &cobra.Command{
-		Use:               "status",
-		Short:             "Show whether each IP family is programmed, what failed, and conditions",
-		Args:              cobra.NoArgs,
-		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: func(c *cobra.Command, _ []string) error {
-			table := (*printer).statuses
-			if a.options.Nodes == nil {
-				table = func(w *printer, one []response) error { return w.status(one[0].Answer) }
-			}
-			return a.perNode(c, "status", url.Values{}, table, nil)
-		},
-	}
+	return plain("status", "Show whether each IP family is programmed, what failed, and conditions", "", func(c *cobra.Command) error {
+		table := (*printer).statuses
+		if a.options.Nodes == nil {
+			table = func(w *printer, one []response) error { return w.status(one[0].Answer) }
+		}
+		return a.perNode(c, "status", url.Values{}, table, nil)
+	})
 }
 
 func (w *printer) status(content json.RawMessage) error {

@@ -12,15 +12,9 @@ import (
 )
 
 func (a *app) syncs() *cobra.Command {
-	return &cobra.Command{
-		Use:               "syncs",
-		Short:             "List the last syncs, oldest first",
-		Args:              cobra.NoArgs,
-		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: func(c *cobra.Command, _ []string) error {
-			return a.show(c, "syncs", url.Values{}, (*printer).syncs)
-		},
-	}
+	return plain("syncs", "List the last syncs, oldest first", "", func(c *cobra.Command) error {
+		return a.show(c, "syncs", url.Values{}, (*printer).syncs)
+	})
 }
 
 func kind(s *answers.Sync) string {

@@ -25,13 +25,8 @@ func verifyResult(v *answers.Verification) error {
 }
 
 func (a *app) verify() *cobra.Command {
-	return &cobra.Command{
-		Use:               "verify",
-		Short:             "Compare the kernel with what should be programmed, and change nothing",
-		Long:              "Compare the kernel with what should be programmed, object by object, and change nothing. The exit status is 1 if there are differences, and 2 if it could not be compared.",
-		Args:              cobra.NoArgs,
-		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: func(c *cobra.Command, _ []string) error {
+	return plain("verify", "Compare the kernel with what should be programmed, and change nothing",
+		"Compare the kernel with what should be programmed, object by object, and change nothing. The exit status is 1 if there are differences, and 2 if it could not be compared.", func(c *cobra.Command) error {
 			var results []error
 			err := a.perNode(c, "verify", url.Values{}, func(w *printer, r []response) error {
 				return w.verified(r, a.options.Nodes != nil)
@@ -41,8 +36,7 @@ func (a *app) verify() *cobra.Command {
 				return err
 			})
 			return worst(append(results, err))
-		},
-	}
+		})
 }
 
 // worst returns the errors, and ErrDifferent only without others.
