@@ -13,6 +13,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"github.com/serviceplane/serviceplane/internal/guard/gocmd"
 )
 
 // need is lines of bash that install something, in a shell that has hack/tools.sh, or a condition.
@@ -99,18 +101,10 @@ func (r *prover) test(ctx context.Context, words []string) (text string, err err
 	if i < 0 {
 		return r.command(ctx, words...)
 	}
-	events, err := os.CreateTemp("", "prove")
-	if err != nil {
-		return "", err
-	}
-	defer func() { err = errors.Join(err, os.Remove(events.Name())) }()
 	command := exec.CommandContext(ctx, "env", slices.Insert(slices.Clone(words), i+1, "-json")...)
-	command.Stdout, command.Stderr = events, events
-	tested := command.Run()
-	if err := events.Close(); err != nil {
-		return "", err
-	}
-	text, err = r.command(ctx, append(slices.Clone(words[:i-1]), "go", "run", "./internal/guard/summary", events.Name())...)
+	events, tested := command.CombinedOutput()
+	text, err = gocmd.Summary(events, r.root || os.Getenv("SERVICEPLANE_REQUIRE_KERNEL") == "1")
+	r.say("%s", text)
 	return text, errors.Join(tested, err)
 }
 

@@ -1,9 +1,7 @@
-package main
+package gocmd
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -70,22 +68,17 @@ func TestSummary(t *testing.T) {
 		"nothing ran":        {"", false, "no test", []string{"0 passed, 0 failed, 0 skipped\n"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			file := filepath.Join(t.TempDir(), "events")
-			if err := os.WriteFile(file, []byte(test.events), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			var out strings.Builder
-			err := run([]string{file}, &out, test.required)
+			out, err := Summary([]byte(test.events), test.required)
 			if got := fmt.Sprint(err); (err == nil) != (test.wantErr == "") || !strings.Contains(got, test.wantErr) {
 				t.Errorf("got the error %q, want one with %q", got, test.wantErr)
 			}
 			for _, want := range test.want {
-				if !strings.Contains(out.String(), want) {
-					t.Errorf("output lacks %q:\n%s", want, out.String())
+				if !strings.Contains(out, want) {
+					t.Errorf("output lacks %q:\n%s", want, out)
 				}
 			}
-			if strings.Contains(out.String(), "chatter") {
-				t.Errorf("the output of a test that passed is printed:\n%s", out.String())
+			if strings.Contains(out, "chatter") {
+				t.Errorf("the output of a test that passed is printed:\n%s", out)
 			}
 		})
 	}
