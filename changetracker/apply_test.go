@@ -514,15 +514,10 @@ func TestTriggerTimes(t *testing.T) {
 }
 
 func TestOptionsErrorNamesEveryFault(t *testing.T) {
-	_, err := New(Options{
-		Families:         []v1.IPFamily{"IPv4", "IPX", "IPv4", ""},
-		ServiceProxyName: "not a label!",
-		AwaitSources:     []string{"west", "", "west"},
-		Node: Node{
-			Addresses: []netip.Addr{{}, netip.IPv4Unspecified(), netip.MustParseAddr("fe80::1%eth0")},
-			PodCIDRs:  []netip.Prefix{{}},
-		},
-	})
+	_, err := New(Options{Families: []v1.IPFamily{"IPv4", "IPX", "IPv4", ""}, Node: Node{
+		Addresses: []netip.Addr{{}, netip.IPv4Unspecified(), netip.MustParseAddr("fe80::1%eth0")},
+		PodCIDRs:  []netip.Prefix{{}},
+	}, ObjectOptions: ObjectOptions{ServiceProxyName: "not a label!", AwaitSources: []string{"west", "", "west"}}})
 	if !errors.Is(err, ErrInvalidOptions) {
 		t.Fatalf("New = %v, want %v", err, ErrInvalidOptions)
 	}

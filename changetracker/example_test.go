@@ -192,7 +192,7 @@ func ExampleState_For() {
 
 // Which service port has an address, and which Services have a pod as endpoint.
 func ExampleState_ByAddr() {
-	tracker, err := changetracker.New(changetracker.Options{IndexEndpoints: true})
+	tracker, err := changetracker.New(changetracker.Options{ObjectOptions: changetracker.ObjectOptions{IndexEndpoints: true}})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -254,7 +254,7 @@ func ExampleTracker_Override() {
 // A registry that is not Kubernetes reports all of its content periodically. The objects of
 // the API server are tracked beside it.
 func ExampleSource_Replace() {
-	tracker, err := changetracker.New(changetracker.Options{AwaitSources: []string{"registry"}})
+	tracker, err := changetracker.New(changetracker.Options{ObjectOptions: changetracker.ObjectOptions{AwaitSources: []string{"registry"}}})
 	if err != nil {
 		fmt.Println(err)
 		return

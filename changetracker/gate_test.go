@@ -27,7 +27,7 @@ func TestReadyWaitsForAllInputs(t *testing.T) {
 			{InputNode, InputEndpointSlices, InputServices},
 			{InputServices, InputServices, InputNode, InputEndpointSlices, InputServices},
 		} {
-			tracker, err := New(Options{AwaitNode: awaitsNode})
+			tracker, err := New(Options{ObjectOptions: ObjectOptions{AwaitNode: awaitsNode}})
 			if err != nil {
 				t.Fatal(err)
 			}

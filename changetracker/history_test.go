@@ -159,7 +159,7 @@ func newWorld(m mode) *world {
 }
 
 func newPlainWorld(m mode) *world {
-	tracker, err := New(Options{Node: Node{Name: "n0"}, Families: bothFamilies(), DecorateEndpoint: weigh, IndexEndpoints: true})
+	tracker, err := New(Options{Node: Node{Name: "n0"}, Families: bothFamilies(), ObjectOptions: ObjectOptions{DecorateEndpoint: weigh, IndexEndpoints: true}})
 	if err != nil {
 		panic(err)
 	}

@@ -37,9 +37,20 @@ func within(ranges []netip.Prefix, a netip.Addr) bool {
 // Options configures the trackers. The zero value tracks both families for a node without a
 // name.
 type Options struct {
+	ObjectOptions
+
 	// Families to track; empty means IPv4 and IPv6.
 	Families []v1.IPFamily
 	Node     Node
+	// Logger receives one line for each value that is set aside. Nil logs nothing.
+	Logger *zap.Logger
+	// Now is the clock for trigger times; nil means time.Now.
+	Now func() time.Time
+}
+
+// ObjectOptions say which objects are tracked, and how they are read. The zero value does what
+// kube-proxy does.
+type ObjectOptions struct {
 	// Cluster is the value of LabelSourceCluster for the node's own cluster. If the label names
 	// another cluster, nodes are that cluster's, like those of a Source with that name. If
 	// Cluster is empty, endpoints that LabelServiceImport imports have no Node, because a node
@@ -94,10 +105,6 @@ type Options struct {
 	// EqualExt compares two Ext payloads. Nil compares with ==; payloads that are not
 	// comparable are different.
 	EqualExt func(a, b any) bool
-	// Logger receives one line for each value that is set aside. Nil logs nothing.
-	Logger *zap.Logger
-	// Now is the clock for trigger times; nil means time.Now.
-	Now func() time.Time
 }
 
 // mayServe reports whether an endpoint may have the address. The API server refuses special

@@ -163,7 +163,7 @@ func replay(t *testing.T, history []byte, seen map[string]int) {
 func families() []v1.IPFamily { return []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} }
 
 func (w *world) newTracker() *changetracker.Tracker {
-	tracker, err := changetracker.New(changetracker.Options{StrictSourceRanges: w.StrictSourceRanges})
+	tracker, err := changetracker.New(changetracker.Options{ObjectOptions: changetracker.ObjectOptions{StrictSourceRanges: w.StrictSourceRanges}})
 	if err != nil {
 		w.Fatal(err)
 	}

@@ -169,7 +169,7 @@ func TestUnderTheDriver(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		config := proxier.Config{Families: []v1.IPFamily{v1.IPv4Protocol}, Tracker: changetracker.Options{
+		config := proxier.Config{Families: []v1.IPFamily{v1.IPv4Protocol}, Tracker: changetracker.ObjectOptions{
 			DecorateService: func(p *changetracker.ServicePort, s *v1.Service) { p.Ext = s.Annotations["engine"] },
 		}}
 		p, err := proxier.New(config, proxier.Deps{}, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: h})

@@ -91,7 +91,7 @@ func newProxier(t *testing.T, engine proxier.Engine, proxyName string) *proxier.
 	t.Helper()
 	p, err := proxier.New(proxier.Config{
 		Families: []v1.IPFamily{v1.IPv4Protocol}, Runner: runner.Options{MinInterval: runner.Unlimited},
-		Tracker: changetracker.Options{ServiceProxyName: proxyName},
+		Tracker: changetracker.ObjectOptions{ServiceProxyName: proxyName},
 	}, proxier.Deps{}, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: engine})
 	if err != nil {
 		t.Fatal(err)

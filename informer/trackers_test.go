@@ -31,7 +31,7 @@ func TestTrackersAlone(t *testing.T) {
 	}
 	api := apitest.New(t, apitest.Options{})
 	api.Put(t, web, slice("10.244.0.1"), &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "me", Labels: map[string]string{v1.LabelTopologyZone: "a"}}})
-	tracker, err := changetracker.New(changetracker.Options{AwaitNode: true})
+	tracker, err := changetracker.New(changetracker.Options{ObjectOptions: changetracker.ObjectOptions{AwaitNode: true}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -30,7 +30,7 @@ func ExampleConfig_tune() {
 		return ipvs.Tuning{Scheduler: scheduler}
 	}
 	engine, errEngine := ipvs.NewEngine(config, v1.IPv4Protocol, proxier.Deps{})
-	tracker, errTracker := changetracker.New(config.Tracker)
+	tracker, errTracker := changetracker.New(changetracker.Options{ObjectOptions: config.Tracker})
 	if errEngine != nil || errTracker != nil {
 		fmt.Println(errEngine, errTracker)
 		return

@@ -29,11 +29,10 @@ type Config struct {
 	NodeTimeout time.Duration
 	// Names of the kernel objects; the zero value means DefaultNames.
 	Names Names
-	// Tracker holds the options of the change tracker for embedders: selection, decoration,
-	// strictness, external IPs. Its Families, Node and Logger must not be set: the
-	// tracker uses Config.Families, Config.Node and Deps.Logger. External IPs and load
-	// balancer IPs in pod ranges are refused: Masquerade.PodCIDRs, and Node.PodCIDRs as OnNodeChange reports them.
-	Tracker changetracker.Options
+	// Tracker says which objects are tracked and how they are read: selection, decoration, strictness,
+	// external IPs. External IPs and load balancer IPs in pod ranges are refused: Masquerade.PodCIDRs, and
+	// Node.PodCIDRs as OnNodeChange reports them.
+	Tracker changetracker.ObjectOptions
 	// DenyNodeExternalIPs refuses external IPs in Node.Addresses too, as OnNodeChange
 	// reports them. By default they are allowed, as with kube-proxy: in clusters without
 	// load balancers, external IPs are commonly addresses of nodes. To refuse addresses of
@@ -113,11 +112,9 @@ type NodePorts struct {
 	Localhost bool
 }
 
-// trackerOptions returns the options of the change tracker, with the fields that the
-// Config sets itself.
+// trackerOptions returns the options of the change tracker.
 func (c *Config) trackerOptions(log *zap.Logger) changetracker.Options {
-	o := c.Tracker
-	o.Families, o.Node, o.Logger = c.Families, c.Node, log
+	o := changetracker.Options{ObjectOptions: c.Tracker, Families: c.Families, Node: c.Node, Logger: log}
 	o.AwaitNode = o.AwaitNode || c.lacks(c.Node)
 	o.DeniedVIPs = slices.Concat(o.DeniedVIPs, c.Masquerade.PodCIDRs)
 	return o

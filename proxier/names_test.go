@@ -111,23 +111,6 @@ func TestValidateNamesEveryBadField(t *testing.T) {
 	}
 }
 
-func TestTrackerOptionsThatAreOverwrittenAreRefused(t *testing.T) {
-	for field, options := range map[string]changetracker.Options{
-		"Families": {Families: []v1.IPFamily{v1.IPv4Protocol}},
-		"Node":     {Node: changetracker.Node{Draining: "tainted"}},
-		"Logger":   {Logger: zap.NewNop()},
-		"":         {StrictSourceRanges: true, LoopbackEndpoints: true},
-	} {
-		err := proxier.Config{Tracker: options}.WithDefaults().Validate()
-		if field == "" && err == nil {
-			continue
-		}
-		if !errors.Is(err, proxier.ErrInvalidConfig) || !strings.Contains(err.Error(), "Tracker."+field+": is set") {
-			t.Errorf("%q: Validate = %v", field, err)
-		}
-	}
-}
-
 func ExampleNamesFor() {
 	names, err := proxier.NamesFor("edge")
 	fmt.Println(names.Table, names.Device, err)

@@ -32,7 +32,7 @@ func TestTheNodeIsWaitedFor(t *testing.T) {
 		"primary address, known":    {proxier.Config{NodePorts: primary, Node: node}, false, func(g *desired.Globals) bool { return len(g.NodePortAddresses) == 1 }},
 		"ranges of pods":            {proxier.Config{Masquerade: podCIDRs}, true, func(g *desired.Globals) bool { return slices.Equal(g.PodCIDRs, []netip.Prefix{podCIDR}) }},
 		"ranges of pods, known":     {proxier.Config{Masquerade: podCIDRs, Node: node}, false, func(g *desired.Globals) bool { return len(g.PodCIDRs) == 1 }},
-		"the program demands it":    {proxier.Config{Tracker: changetracker.Options{AwaitNode: true}}, true, func(g *desired.Globals) bool { return len(g.NodeAddresses) == 1 }},
+		"the program demands it":    {proxier.Config{Tracker: changetracker.ObjectOptions{AwaitNode: true}}, true, func(g *desired.Globals) bool { return len(g.NodeAddresses) == 1 }},
 		"a node without the family": {proxier.Config{NodePorts: primary, Node: changetracker.Node{Addresses: []netip.Addr{netip.MustParseAddr("2001:db8::1")}}}, false, func(g *desired.Globals) bool { return len(g.NodePortAddresses) == 0 }},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -433,7 +433,7 @@ func TestRefusedExternalIPsFollowTheNode(t *testing.T) {
 // A policy that the engine does not have is a problem of its Service, and the Service works.
 func TestPoliciesOfOtherEnginesAreProblems(t *testing.T) {
 	wanted := changetracker.Random
-	config := proxier.Config{Tracker: changetracker.Options{DecorateService: func(p *changetracker.ServicePort, _ *v1.Service) { p.Balancing = wanted }}}
+	config := proxier.Config{Tracker: changetracker.ObjectOptions{DecorateService: func(p *changetracker.ServicePort, _ *v1.Service) { p.Balancing = wanted }}}
 	run(t, config, func(t *testing.T, f *fixture) {
 		f.synced()
 		for i, step := range []struct {
@@ -471,7 +471,7 @@ func TestPoliciesOfOtherEnginesAreProblems(t *testing.T) {
 // An engine without a fast path works, and the Services that ask for it have a problem.
 func TestAFastPathThatIsNotThereIsAProblem(t *testing.T) {
 	wanted := false
-	config := proxier.Config{Tracker: changetracker.Options{DecorateService: func(p *changetracker.ServicePort, _ *v1.Service) { p.FastPath = wanted }}}
+	config := proxier.Config{Tracker: changetracker.ObjectOptions{DecorateService: func(p *changetracker.ServicePort, _ *v1.Service) { p.FastPath = wanted }}}
 	run(t, config, func(t *testing.T, f *fixture) {
 		f.synced()
 		for i, step := range []bool{false, true, true, false, true} {

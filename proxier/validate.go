@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/bits"
 	"net/netip"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -66,13 +65,6 @@ func (c Config) Validate() error {
 	for i, kind := range c.Kinds {
 		if kind < desired.ClusterIP || kind > desired.NodePort {
 			bad(fmt.Sprintf("Kinds[%d]", i), "%d is not a kind of frontend", kind)
-		}
-	}
-	for field, isSet := range map[string]bool{
-		"Families": len(c.Tracker.Families) > 0, "Node": !reflect.ValueOf(c.Tracker.Node).IsZero(), "Logger": c.Tracker.Logger != nil,
-	} {
-		if isSet {
-			bad("Tracker."+field, "is set: use Config.Families, Config.Node and Deps.Logger instead, which apply to the tracker and the engines")
 		}
 	}
 	errs = append(errs,

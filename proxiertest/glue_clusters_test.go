@@ -51,7 +51,7 @@ func TestGlueOfTwoClusters(t *testing.T) {
 		here := changetracker.Node{Name: "node-1"}
 		p, err := proxier.New(proxier.Config{
 			Families: []v1.IPFamily{v1.IPv4Protocol}, Node: here,
-			Tracker: changetracker.Options{Cluster: "home", AwaitSources: []string{"east", "west"}},
+			Tracker: changetracker.ObjectOptions{Cluster: "home", AwaitSources: []string{"east", "west"}},
 		}, proxier.Deps{}, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: engine})
 		if err != nil {
 			t.Fatal(err)

@@ -34,7 +34,7 @@ type bpfMaps struct {
 }
 
 func newBPFMaps(node changetracker.Node) (*bpfMaps, error) {
-	tracker, err := changetracker.New(changetracker.Options{Families: []v1.IPFamily{v1.IPv4Protocol}, AwaitNode: true})
+	tracker, err := changetracker.New(changetracker.Options{Families: []v1.IPFamily{v1.IPv4Protocol}, ObjectOptions: changetracker.ObjectOptions{AwaitNode: true}})
 	return &bpfMaps{
 		tracker: tracker, resolver: desired.Resolver{Node: node}, room: 3,
 		ids: map[changetracker.ServicePortName]uint32{}, keys: map[changetracker.ServicePortName][]desired.Key{},

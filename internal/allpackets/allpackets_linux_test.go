@@ -170,7 +170,7 @@ func count(seen map[string]int, all []oracle.Outcome) {
 func start(t *testing.T, e engine, c *oracle.Cluster, ns *netns.NS) *proxier.Proxier {
 	config := proxier.Config{
 		Node: c.Node, NetNS: ns.Path(), DenyNodeExternalIPs: c.DenyNodeExternalIPs,
-		Tracker:    changetracker.Options{StrictSourceRanges: c.StrictSourceRanges},
+		Tracker:    changetracker.ObjectOptions{StrictSourceRanges: c.StrictSourceRanges},
 		Masquerade: proxier.Masquerade{All: c.MasqueradeAll, NodePodCIDRs: c.DetectsPods},
 		NodePorts:  proxier.NodePorts{Addresses: c.NodePortAddresses},
 	}

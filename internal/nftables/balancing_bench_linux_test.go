@@ -60,7 +60,7 @@ func newBalanced(b *testing.B, c *cluster, policy changetracker.Balancing) *prog
 	b.Helper()
 	p := startConfigured(b, c, netnstest.New(b), proxier.Config{
 		Runner: runner.Options{MinInterval: runner.Unlimited},
-		Tracker: changetracker.Options{
+		Tracker: changetracker.ObjectOptions{
 			DecorateService: func(p *changetracker.ServicePort, _ *v1.Service) { p.Balancing = policy },
 			DecorateEndpoint: func(e *changetracker.Endpoint, api *discovery.Endpoint, _ *discovery.EndpointSlice) {
 				if api.Hostname != nil {

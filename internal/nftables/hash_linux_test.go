@@ -52,7 +52,7 @@ func TestAKernelWithoutHashes(t *testing.T) {
 	c := newCluster(3, 4)
 	p := startConfigured(t, c, netnstest.New(t), proxier.Config{
 		Runner: runner.Options{MinInterval: runner.Unlimited, Retry: runner.Backoff{Initial: time.Hour, Max: time.Hour}},
-		Tracker: changetracker.Options{DecorateService: func(p *changetracker.ServicePort, s *v1.Service) {
+		Tracker: changetracker.ObjectOptions{DecorateService: func(p *changetracker.ServicePort, s *v1.Service) {
 			if s.Annotations["hash"] != "" {
 				p.Balancing = changetracker.SourceHash
 			}

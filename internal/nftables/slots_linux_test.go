@@ -79,12 +79,12 @@ func TestTheSlotsOfAServiceAreBounded(t *testing.T) {
 		for _, c := range []struct{ ports, externalIPs, endpoints, limit int }{
 			{1, 0, 161, 65521}, {8, 0, 161, most}, {9, 0, 161, most}, {250, 0, 161, most}, {250, 0, 1000, 4 * 250 * 1000}, {100, 300, 100, 4 * most}, {1000, 60, 2, most}, {60000, 0, 2, most},
 		} {
-			tracker, err := changetracker.New(changetracker.Options{
+			tracker, err := changetracker.New(changetracker.Options{ObjectOptions: changetracker.ObjectOptions{
 				DecorateService: func(p *changetracker.ServicePort, _ *v1.Service) { p.Balancing = policy },
 				DecorateEndpoint: func(e *changetracker.Endpoint, _ *discovery.Endpoint, _ *discovery.EndpointSlice) {
 					e.Weight = 1 + uint16(e.Addr.Addr().As4()[3])*250
 				},
-			})
+			}})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -38,7 +38,7 @@ func New(tb testing.TB, observer proxier.Observer, change ...func(*userspace.Con
 	config := userspace.Config{
 		Config: proxier.Config{
 			Families: []v1.IPFamily{v1.IPv4Protocol}, Runner: runner.Options{MinInterval: runner.Unlimited},
-			Tracker: changetracker.Options{LoopbackEndpoints: true},
+			Tracker: changetracker.ObjectOptions{LoopbackEndpoints: true},
 		},
 		UDPIdle: 200 * time.Millisecond,
 		Hold:    userspace.Hold{Timeout: HoldTimeout},

@@ -79,7 +79,7 @@ func BenchmarkThousandEndpoints(b *testing.B) {
 // benchPlane has 100 Services of 10 endpoints each, which are servers at 127.0.0.0/8.
 func benchPlane(b *testing.B) *plane {
 	b.Helper()
-	tracker, err := changetracker.New(changetracker.Options{LoopbackEndpoints: true})
+	tracker, err := changetracker.New(changetracker.Options{ObjectOptions: changetracker.ObjectOptions{LoopbackEndpoints: true}})
 	if err != nil {
 		b.Fatal(err)
 	}

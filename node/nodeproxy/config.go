@@ -42,7 +42,7 @@ func (o *options) config(node string) (proxier.Config, error) {
 		Runner:     o.tuned().rate(),
 		Masquerade: o.masquerade(&f),
 		NodePorts:  o.nodePorts(&f),
-		Tracker:    changetracker.Options{StrictSourceRanges: o.strictSourceRanges, ExternalIPs: o.externalIPs(&f), Cluster: o.clusterID},
+		Tracker:    changetracker.ObjectOptions{StrictSourceRanges: o.strictSourceRanges, ExternalIPs: o.externalIPs(&f), Cluster: o.clusterID},
 
 		CountConnections:    o.countConnections,
 		CountTraffic:        o.countTraffic,

@@ -111,7 +111,7 @@ func (o *options) provider(config proxier.Config, observer proxier.Observer, log
 }
 
 // decorate adds the hooks that read annotations.
-func (o *options) decorate(tracker *changetracker.Options, log *zap.Logger) {
+func (o *options) decorate(tracker *changetracker.ObjectOptions, log *zap.Logger) {
 	a := newAnnotations(log)
 	tracker.DecorateEndpoint = a.endpoint
 	tracker.DecorateService = func(p *changetracker.ServicePort, s *v1.Service) {

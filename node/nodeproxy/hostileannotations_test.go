@@ -34,7 +34,7 @@ func TestHostileAnnotationsLogLittle(t *testing.T) {
 			log := zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig()), zapcore.AddSync(&out), zapcore.DebugLevel))
 			o := parse(t, "--proxy-mode=ebpf", "--nftables-fast-path=annotated", "--endpoint-health")
 			options := changetracker.Options{Logger: log}
-			o.decorate(&options, log)
+			o.decorate(&options.ObjectOptions, log)
 			tracker, err := changetracker.New(options)
 			if err != nil {
 				t.Fatal(err)

@@ -57,13 +57,12 @@ func Example_trackers() {
 	dataplane := &flows{}
 
 	node := changetracker.Node{Name: "node-1", Zone: "zone-a"}
-	tracker, err := changetracker.New(changetracker.Options{
-		Node: node,
+	tracker, err := changetracker.New(changetracker.Options{Node: node, ObjectOptions: changetracker.ObjectOptions{
 		// What you have in annotations is parsed once, when the Service comes.
 		DecorateService: func(p *changetracker.ServicePort, s *v1.Service) {
 			p.Ext = s.Annotations["example.net/direct-return"] == "yes"
 		},
-	})
+	}})
 	if err != nil {
 		fmt.Println(err)
 		return
