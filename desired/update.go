@@ -84,7 +84,7 @@ type Applied struct {
 	Failed bool
 }
 
-// Outcomes returns what an engine has made of an Update, if it failed to program some service
+// Applied returns what an engine has made of an Update, if it failed to program some service
 // ports. It lists every service port of Changes in their order, and then the others that failed,
 // each once. One that failed is as it was, but for the frontends that others have got.
 func (u *Update) Applied(failed []changetracker.ServicePortName) []Applied {

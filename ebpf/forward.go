@@ -32,7 +32,7 @@ type Forwarding struct {
 // on reports whether there is a fast path.
 func (f *Forwarding) on() bool { return f.Device != nil }
 
-// IngressCounts counts what the program of an IP family has forwarded since it was attached for the
+// ForwardingCounts counts what the program of an IP family has forwarded since it was attached for the
 // first time, also for an earlier process. A packet that the kernel has put together from several
 // counts once.
 type ForwardingCounts struct {

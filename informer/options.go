@@ -39,7 +39,7 @@ type Options struct {
 	Logger *zap.Logger
 }
 
-// Never disables LinkOptions.HeaderTimeout.
+// NoHeaderTimeout disables LinkOptions.HeaderTimeout.
 const NoHeaderTimeout time.Duration = -1
 
 const defaultWaitTimeout = 5 * time.Second

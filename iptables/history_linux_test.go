@@ -58,8 +58,8 @@ func TestChangesBesideEachRunOfAProgram(t *testing.T) {
 		plane, fresh := planes(t, 1)
 		for call := range 7 {
 			for damage, late := range map[int]bool{deletesAll: false, replacesRuleOfServices: true} {
-				at := history.HistoryStep{Kind: history.DamageAt, Call: call, Late: late, Damage: damage}
-				steps := slices.Concat(aService("10.96.0.1"), []history.HistoryStep{at}, aService("10.96.0.2"))
+				at := history.Event{Kind: history.DamageAt, Call: call, Late: late, Damage: damage}
+				steps := slices.Concat(aService("10.96.0.1"), []history.Event{at}, aService("10.96.0.2"))
 				if err := history.Run(t.Context(), plane, fresh, steps, time.Minute); err != nil {
 					t.Fatalf("%v: %v", &at, err)
 				}
@@ -69,10 +69,10 @@ func TestChangesBesideEachRunOfAProgram(t *testing.T) {
 }
 
 // aService changes a Service and an EndpointSlice.
-func aService(ip string) []history.HistoryStep {
+func aService(ip string) []history.Event {
 	web := proxiertest.Service("ns", "a", proxiertest.ClusterIPs(ip), proxiertest.Port("http", v1.ProtocolTCP, 80))
 	slice := proxiertest.Slice("ns", "a", discovery.AddressTypeIPv4, proxiertest.SlicePort("http", v1.ProtocolTCP, 8080), proxiertest.Endpoint("10.244.1.5"))
-	return []history.HistoryStep{
+	return []history.Event{
 		{Kind: history.SetNode, Node: changetracker.Node{Name: "here"}},
 		{Kind: history.SetService, Service: web},
 		{Kind: history.SetSlice, Slice: slice},

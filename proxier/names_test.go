@@ -8,10 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/zap"
-	v1 "k8s.io/api/core/v1"
-
-	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/proxier"
 )

@@ -20,7 +20,7 @@ func TestWatch(t *testing.T, planes Planes) {
 }
 
 // testDamage also fails if no change had an effect. While a process runs, a repair may hide the effect.
-func testDamage(t *testing.T, planes Planes, kind StepKind) {
+func testDamage(t *testing.T, planes Planes, kind EventKind) {
 	t.Helper()
 	seed, _ := Seeds(t, 1)
 	d := dice{rand.New(rand.NewPCG(seed, 22))}
@@ -28,11 +28,11 @@ func testDamage(t *testing.T, planes Planes, kind StepKind) {
 	if hasSockets(plane) {
 		t.Skip("no other program changes the sockets of a process")
 	}
-	steps := append(d.begin(4), HistoryStep{Kind: Converge})
+	steps := append(d.begin(4), Event{Kind: Converge})
 	for range Few(10, 100) {
-		steps = append(steps, HistoryStep{Kind: kind, Damage: d.IntN(1000)}, HistoryStep{Kind: Converge})
+		steps = append(steps, Event{Kind: kind, Damage: d.IntN(1000)}, Event{Kind: Converge})
 		if kind == DamageKernel { // after several in a row, repairs wait
-			steps = append(steps, HistoryStep{Kind: Restart})
+			steps = append(steps, Event{Kind: Restart})
 		}
 	}
 	counting := &damageCounter{Plane: plane, t: t}

@@ -22,14 +22,14 @@ func TestEachCall(t *testing.T, planes Planes) {
 	d := dice{rand.New(rand.NewPCG(seed, 21))}
 	t.Logf("to run the same again: %s=%d go test -run '%s'", seedVariable, seed, t.Name())
 	plane, fresh := planes(t, seed)
-	before, change := append(d.begin(6), HistoryStep{Kind: Converge}), d.objects(6)
-	for what, steps := range map[string]func(fault HistoryStep) []HistoryStep{
-		"change": func(fault HistoryStep) []HistoryStep {
-			return slices.Concat(before, []HistoryStep{fault}, change, []HistoryStep{{Kind: RunSync}, {Kind: Converge}})
+	before, change := append(d.begin(6), Event{Kind: Converge}), d.objects(6)
+	for what, steps := range map[string]func(fault Event) []Event{
+		"change": func(fault Event) []Event {
+			return slices.Concat(before, []Event{fault}, change, []Event{{Kind: RunSync}, {Kind: Converge}})
 		},
-		"another process": func(fault HistoryStep) []HistoryStep {
+		"another process": func(fault Event) []Event {
 			fault.Next = true
-			return slices.Concat(before, []HistoryStep{fault}, change, []HistoryStep{{Kind: Restart}, {Kind: RunSync}, {Kind: Converge}})
+			return slices.Concat(before, []Event{fault}, change, []Event{{Kind: Restart}, {Kind: RunSync}, {Kind: Converge}})
 		},
 	} {
 		n := d.eachCall(t, plane, fresh, steps)
@@ -41,7 +41,7 @@ func TestEachCall(t *testing.T, planes Planes) {
 }
 
 // eachCall returns the number of faults that happened.
-func (d dice) eachCall(t *testing.T, plane, fresh Plane, steps func(fault HistoryStep) []HistoryStep) (n int) {
+func (d dice) eachCall(t *testing.T, plane, fresh Plane, steps func(fault Event) []Event) (n int) {
 	t.Helper()
 	for call := 0; ; call += 1 + d.IntN(Few(5+call/4, 1)) {
 		happened := false
@@ -62,13 +62,13 @@ func (d dice) eachCall(t *testing.T, plane, fresh Plane, steps func(fault Histor
 }
 
 // faults returns some of all faults of one call, or all with seedsVariable.
-func (d dice) faults() []HistoryStep {
-	all := []HistoryStep{{Kind: Kill}, {Kind: Kill, Late: true}, {Kind: Hang}}
+func (d dice) faults() []Event {
+	all := []Event{{Kind: Kill}, {Kind: Kill, Late: true}, {Kind: Hang}}
 	for _, e := range Errors {
-		all = append(all, HistoryStep{Kind: Fail, Error: e}, HistoryStep{Kind: Lose, Error: e})
+		all = append(all, Event{Kind: Fail, Error: e}, Event{Kind: Lose, Error: e})
 	}
 	for _, late := range []bool{false, true} {
-		all = append(all, HistoryStep{Kind: DamageAt, Late: late, Damage: d.IntN(1000)})
+		all = append(all, Event{Kind: DamageAt, Late: late, Damage: d.IntN(1000)})
 	}
 	d.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	return all[:Few(1, len(all))]

@@ -9,7 +9,7 @@ import (
 // changeMode ends the process, and starts that of another engine. Its objects and those of the
 // old engine are there together, until the latter are removed: at once if Late, or otherwise
 // at the next Converge.
-func (r *run) changeMode(ctx context.Context, s *HistoryStep) error {
+func (r *run) changeMode(ctx context.Context, s *Event) error {
 	plane, ok := r.plane.(Modes)
 	if !ok {
 		return nil

@@ -29,7 +29,7 @@ type refusal struct {
 }
 
 // add adds a refusal, unless there is one of the Service: a terminal one must end as such.
-func (r *refusals) add(s *HistoryStep) {
+func (r *refusals) add(s *Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.byName[s.Service.Name] == nil {
@@ -109,7 +109,7 @@ func (r *run) endRefusals() error {
 	} else {
 		node.PodCIDRs = nil
 	}
-	r.event(&HistoryStep{Kind: SetNode, Node: node})
+	r.event(&Event{Kind: SetNode, Node: node})
 	return nil
 }
 

@@ -86,13 +86,13 @@ type life struct {
 // Run runs a history in plane. It compares with what a new Provider programs in fresh, which
 // must be empty, and is again afterwards. The kernel must become right within patience of each
 // Converge. Run leaves plane empty too.
-func Run(ctx context.Context, plane, fresh Plane, steps []HistoryStep, patience time.Duration) error {
+func Run(ctx context.Context, plane, fresh Plane, steps []Event, patience time.Duration) error {
 	_, err := runCounting(ctx, plane, fresh, steps, patience)
 	return err
 }
 
 // runCounting also returns how many of the planned interventions happened.
-func runCounting(ctx context.Context, plane, fresh Plane, steps []HistoryStep, patience time.Duration) (fired int, err error) {
+func runCounting(ctx context.Context, plane, fresh Plane, steps []Event, patience time.Duration) (fired int, err error) {
 	r := &run{
 		plane: plane, fresh: fresh, patience: patience, flows: newFlows(),
 		objects: Objects{Services: map[string]*v1.Service{}, Slices: map[string]*discovery.EndpointSlice{}},
@@ -109,7 +109,7 @@ func runCounting(ctx context.Context, plane, fresh Plane, steps []HistoryStep, p
 	return r.fired, err
 }
 
-func (r *run) step(ctx context.Context, s *HistoryStep) error {
+func (r *run) step(ctx context.Context, s *Event) error {
 	if err := r.reviveOrStart(ctx, s); err != nil {
 		return err
 	}
@@ -149,7 +149,7 @@ func (r *run) step(ctx context.Context, s *HistoryStep) error {
 }
 
 // plan plans an intervention in this process or in the next.
-func (r *run) plan(s *HistoryStep, i intervention) {
+func (r *run) plan(s *Event, i intervention) {
 	if s.Next {
 		r.next = append(r.next, i)
 	} else {
@@ -161,7 +161,7 @@ func ignore(error) error { return nil }
 
 // reviveOrStart starts a process if there is none, or the last one was killed. The first one
 // starts after the first events.
-func (r *run) reviveOrStart(ctx context.Context, s *HistoryStep) error {
+func (r *run) reviveOrStart(ctx context.Context, s *Event) error {
 	switch {
 	case r.life != nil && !r.life.calls.Dead():
 		return nil
@@ -179,7 +179,7 @@ func (r *run) replace(ctx context.Context) error {
 	return r.start(ctx)
 }
 
-func (r *run) damageAt(s *HistoryStep) {
+func (r *run) damageAt(s *Event) {
 	objects := Objects{Services: maps.Clone(r.objects.Services), Slices: maps.Clone(r.objects.Slices), Node: r.objects.Node}
 	do := func() { r.plane.Damage(s.Damage, &objects) }
 	i := intervention{Call: s.Call}
@@ -193,7 +193,7 @@ func (r *run) damageAt(s *HistoryStep) {
 }
 
 // event changes the objects, or what the engine refuses, and tells the process, if there is one.
-func (r *run) event(s *HistoryStep) {
+func (r *run) event(s *Event) {
 	h := proxier.EventHandler(nobody{})
 	if r.life != nil {
 		h = r.life
@@ -217,7 +217,7 @@ func (r *run) event(s *HistoryStep) {
 }
 
 // told adds an event to a count. The deletion of what is not there is none.
-func (r *run) told(s *HistoryStep, c changetracker.EventCounts) changetracker.EventCounts {
+func (r *run) told(s *Event, c changetracker.EventCounts) changetracker.EventCounts {
 	switch {
 	case s.Kind == SetService, s.Kind == DeleteService && r.objects.Services[s.Service.Name] != nil:
 		c.Services++

@@ -96,7 +96,7 @@ const patience, shortPatience = time.Minute, 8 * time.Second
 func testSeed(t *testing.T, seed uint64, planes Planes) {
 	t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
 		steps := New(seed, stepsPerHistory)
-		run := func(ctx context.Context, steps []HistoryStep, patience time.Duration) error {
+		run := func(ctx context.Context, steps []Event, patience time.Duration) error {
 			plane, fresh := planes(t, seed) // new ones: a failed history may leave something
 			return Run(ctx, plane, fresh, steps, patience)
 		}
@@ -105,7 +105,7 @@ func testSeed(t *testing.T, seed uint64, planes Planes) {
 			return
 		}
 		t.Errorf("seed %d: %v", seed, err)
-		short := shrink(t.Context(), steps, 2*time.Minute, func(ctx context.Context, steps []HistoryStep) bool {
+		short := shrink(t.Context(), steps, 2*time.Minute, func(ctx context.Context, steps []Event) bool {
 			return run(ctx, steps, shortPatience) != nil
 		})
 		t.Logf("%d steps, shortened to %d:\n%s", len(steps), len(short), text(short))

@@ -8,7 +8,7 @@ import (
 
 // shrink returns the shortest part of a history that it finds to fail too, within a time. It
 // leaves out half of the steps, then quarters, and so on, but never the last, which settles.
-func shrink(ctx context.Context, steps []HistoryStep, within time.Duration, fails func(context.Context, []HistoryStep) bool) []HistoryStep {
+func shrink(ctx context.Context, steps []Event, within time.Duration, fails func(context.Context, []Event) bool) []Event {
 	deadline := time.Now().Add(within)
 	for size := len(steps) / 2; size > 0; size /= 2 {
 		for from := 0; from+size < len(steps); {

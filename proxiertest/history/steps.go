@@ -13,35 +13,35 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// StepKind says what happens in a step.
-type StepKind string
+// EventKind says what happens in a step.
+type EventKind string
 
 // The kinds of steps.
 const (
-	SetService    StepKind = "set Service"
-	DeleteService StepKind = "delete Service"
-	SetSlice      StepKind = "set EndpointSlice"
-	DeleteSlice   StepKind = "delete EndpointSlice"
-	SetNode       StepKind = "set node"
-	RunSync       StepKind = "sync"
-	Fail          StepKind = "fail"     // the call with number Call from now fails
-	Lose          StepKind = "lose"     // its answer is lost
-	Hang          StepKind = "hang"     // it has no answer until its time is over
-	Kill          StepKind = "kill"     // the process dies before it, or after it if Late
-	DamageKernel  StepKind = "damage"   // another program changes our objects now
-	DamageAt      StepKind = "beside"   // it does so before a call, after it if Late, and at both if Twice
-	Restart       StepKind = "restart"  // the process ends and starts again
-	Cleanup       StepKind = "cleanup"  // the process ends, and its objects are removed, before it starts again
-	Inspect       StepKind = "inspect"  // the process ends, another program changes our objects, and Verify must name that
-	ChangeMode    StepKind = "mode"     // the process ends, and that of another engine starts, if the Plane has Modes
-	Refuse        StepKind = "refuse"   // the engine cannot program the ports of a Service for Call tries, or at all if Late
-	Busy          StepKind = "busy"     // from now on events never pause, until all that may be programmed is
-	Converge      StepKind = "converge" // all faults end; then the kernel must become right
+	SetService    EventKind = "set Service"
+	DeleteService EventKind = "delete Service"
+	SetSlice      EventKind = "set EndpointSlice"
+	DeleteSlice   EventKind = "delete EndpointSlice"
+	SetNode       EventKind = "set node"
+	RunSync       EventKind = "sync"
+	Fail          EventKind = "fail"     // the call with number Call from now fails
+	Lose          EventKind = "lose"     // its answer is lost
+	Hang          EventKind = "hang"     // it has no answer until its time is over
+	Kill          EventKind = "kill"     // the process dies before it, or after it if Late
+	DamageKernel  EventKind = "damage"   // another program changes our objects now
+	DamageAt      EventKind = "beside"   // it does so before a call, after it if Late, and at both if Twice
+	Restart       EventKind = "restart"  // the process ends and starts again
+	Cleanup       EventKind = "cleanup"  // the process ends, and its objects are removed, before it starts again
+	Inspect       EventKind = "inspect"  // the process ends, another program changes our objects, and Verify must name that
+	ChangeMode    EventKind = "mode"     // the process ends, and that of another engine starts, if the Plane has Modes
+	Refuse        EventKind = "refuse"   // the engine cannot program the ports of a Service for Call tries, or at all if Late
+	Busy          EventKind = "busy"     // from now on events never pause, until all that may be programmed is
+	Converge      EventKind = "converge" // all faults end; then the kernel must become right
 )
 
-// HistoryStep is one step of a history. It does not depend on the steps before it.
-type HistoryStep struct {
-	Kind    StepKind
+// Event is one step of a history. It does not depend on the steps before it.
+type Event struct {
+	Kind    EventKind
 	Service *v1.Service              // of SetService, DeleteService and Refuse
 	Slice   *discovery.EndpointSlice // of SetSlice and DeleteSlice
 	Node    changetracker.Node
@@ -54,7 +54,7 @@ type HistoryStep struct {
 }
 
 // String prints a step in one line.
-func (s HistoryStep) String() string {
+func (s Event) String() string {
 	switch s.Kind {
 	case SetService, DeleteService:
 		return fmt.Sprintf("%s %s: %s %v affinity %s, policies %s %s, ports %v, external %v, load balancer %v %v", s.Kind, s.Service.Name,
@@ -96,7 +96,7 @@ func endpointsText(s *discovery.EndpointSlice) string {
 }
 
 // text prints the steps of a history.
-func text(steps []HistoryStep) string {
+func text(steps []Event) string {
 	var lines strings.Builder
 	for i := range steps {
 		fmt.Fprintf(&lines, "%3d %v\n", i, &steps[i])
@@ -113,39 +113,39 @@ type writer struct {
 	dice
 
 	damages int // since the last restart
-	last    *HistoryStep
+	last    *Event
 }
 
 // begin returns the first steps of a history: the node, and n times a Service and a slice.
-func (d dice) begin(n int) []HistoryStep {
-	return append([]HistoryStep{{Kind: SetNode, Node: changetracker.Node{Name: "here", Zone: "x"}}}, d.objects(n)...)
+func (d dice) begin(n int) []Event {
+	return append([]Event{{Kind: SetNode, Node: changetracker.Node{Name: "here", Zone: "x"}}}, d.objects(n)...)
 }
 
-func (d dice) objects(n int) (steps []HistoryStep) {
+func (d dice) objects(n int) (steps []Event) {
 	for range n {
-		steps = append(steps, HistoryStep{Kind: SetService, Service: d.service()}, HistoryStep{Kind: SetSlice, Slice: d.slice()})
+		steps = append(steps, Event{Kind: SetService, Service: d.service()}, Event{Kind: SetSlice, Slice: d.slice()})
 	}
 	return steps
 }
 
 // New returns the history of a seed. It ends with Converge.
-func New(seed uint64, length int) []HistoryStep {
+func New(seed uint64, length int) []Event {
 	w := writer{dice: dice{rand.New(rand.NewPCG(seed, 20))}}
 	steps := w.begin(3)
 	for range length {
 		if w.IntN(7) == 0 {
-			steps = append(steps, HistoryStep{Kind: Converge, Late: w.IntN(2) == 0})
+			steps = append(steps, Event{Kind: Converge, Late: w.IntN(2) == 0})
 			if w.IntN(3) == 0 {
-				steps = append(steps, HistoryStep{Kind: Inspect, Damage: w.IntN(1000)})
+				steps = append(steps, Event{Kind: Inspect, Damage: w.IntN(1000)})
 			}
 			continue
 		}
 		steps = append(steps, w.step())
 	}
-	return append(steps, HistoryStep{Kind: Converge})
+	return append(steps, Event{Kind: Converge})
 }
 
-func (w *writer) step() HistoryStep {
+func (w *writer) step() Event {
 	if n := w.IntN(20); n < 13 {
 		s := w.event(n)
 		w.last = &s
@@ -154,27 +154,27 @@ func (w *writer) step() HistoryStep {
 	return w.accident()
 }
 
-func (w *writer) event(n int) HistoryStep {
+func (w *writer) event(n int) Event {
 	switch n {
 	case 0:
-		return HistoryStep{Kind: DeleteService, Service: w.service()}
+		return Event{Kind: DeleteService, Service: w.service()}
 	case 1:
-		return HistoryStep{Kind: DeleteSlice, Slice: w.slice()}
+		return Event{Kind: DeleteSlice, Slice: w.slice()}
 	case 2:
-		return HistoryStep{Kind: SetNode, Node: w.node()}
+		return Event{Kind: SetNode, Node: w.node()}
 	case 3:
 		if w.last != nil { // the same event again, or the same endpoints in another order
 			return w.again(*w.last)
 		}
 		fallthrough
 	case 4, 5, 6, 7:
-		return HistoryStep{Kind: SetService, Service: w.service()}
+		return Event{Kind: SetService, Service: w.service()}
 	default:
-		return HistoryStep{Kind: SetSlice, Slice: w.slice()}
+		return Event{Kind: SetSlice, Slice: w.slice()}
 	}
 }
 
-func (w *writer) again(s HistoryStep) HistoryStep {
+func (w *writer) again(s Event) Event {
 	if s.Kind == SetSlice {
 		s.Slice = s.Slice.DeepCopy()
 		w.Shuffle(len(s.Slice.Endpoints), func(i, j int) {
@@ -189,10 +189,10 @@ var Errors = []syscall.Errno{ // read-only
 	syscall.ENOBUFS, syscall.EINTR, syscall.EBUSY, syscall.EPERM, syscall.ENOSPC, syscall.ENOMEM, syscall.ETIMEDOUT, syscall.EAGAIN,
 }
 
-func (w *writer) accident() HistoryStep {
-	s := HistoryStep{Call: w.IntN(12), Late: w.IntN(2) == 0}
+func (w *writer) accident() Event {
+	s := Event{Call: w.IntN(12), Late: w.IntN(2) == 0}
 	switch kind := oneOf(w.dice, RunSync, RunSync, Fail, Fail, Lose, Hang, Kill, Kill, DamageKernel, DamageAt, DamageAt, Restart, Cleanup, ChangeMode, Refuse, Refuse, Refuse, Busy); {
-	case slices.Contains([]StepKind{DamageKernel, DamageAt}, kind) && w.damages == damagesPerLife:
+	case slices.Contains([]EventKind{DamageKernel, DamageAt}, kind) && w.damages == damagesPerLife:
 		s.Kind = RunSync
 	case kind == DamageKernel || kind == DamageAt:
 		s.Kind, s.Damage, s.Twice = kind, w.IntN(1000), w.IntN(3) == 0
@@ -201,7 +201,7 @@ func (w *writer) accident() HistoryStep {
 		s.Kind, s.Service, s.Call, s.Error = kind, w.service(), oneOf(w.dice, 1, 2, 5, 1000), oneOf(w.dice, Errors...)
 	default:
 		s.Kind, s.Error, s.Damage = kind, oneOf(w.dice, Errors...), w.IntN(1000)
-		if slices.Contains([]StepKind{Restart, Cleanup, Inspect, ChangeMode}, kind) {
+		if slices.Contains([]EventKind{Restart, Cleanup, Inspect, ChangeMode}, kind) {
 			w.damages = 0
 		}
 	}
