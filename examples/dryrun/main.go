@@ -3,7 +3,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -13,12 +12,11 @@ import (
 
 	"github.com/pmezard/go-difflib/difflib"
 	v1 "k8s.io/api/core/v1"
-	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/ebpf"
-	"github.com/serviceplane/serviceplane/internal/manifest"
+	"github.com/serviceplane/serviceplane/examples/manifests"
 	"github.com/serviceplane/serviceplane/iptables"
 	"github.com/serviceplane/serviceplane/ipvs"
 	"github.com/serviceplane/serviceplane/nftables"
@@ -67,8 +65,15 @@ func planDirectory(engine, node, directory string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := load(tracker, directory); err != nil {
+	objects, err := manifests.Read(os.DirFS(directory))
+	if err != nil {
 		return "", err
+	}
+	for _, service := range objects.Services {
+		tracker.Services.Update(nil, service)
+	}
+	for _, slice := range objects.Slices {
+		tracker.Endpoints.EndpointSliceUpdate(slice, false)
 	}
 	var text strings.Builder
 	for _, family := range families {
@@ -117,34 +122,4 @@ func newEngine(name string, family v1.IPFamily) (engine proxier.Engine, err erro
 		err = fmt.Errorf("engine %q: want nftables, iptables, ipvs, ebpf or userspace", name)
 	}
 	return engine, err
-}
-
-// load passes the Services and EndpointSlices of a directory to the trackers.
-func load(tracker *changetracker.Tracker, directory string) error {
-	files, err := manifest.ReadDir(context.Background(), directory)
-	if err != nil {
-		return err
-	}
-	var errs []error
-	read := 0
-	for file := range files {
-		read++
-		errs = append(errs, file.Err)
-		objects, faults := manifest.Parse(file.Name, file.Text)
-		for _, fault := range faults {
-			errs = append(errs, fault)
-		}
-		for _, object := range objects {
-			switch o := object.Value.(type) {
-			case *v1.Service:
-				tracker.Services.Update(nil, o)
-			case *discovery.EndpointSlice:
-				tracker.Endpoints.EndpointSliceUpdate(o, false)
-			}
-		}
-	}
-	if read == 0 {
-		return errors.New("no manifests: want files of Services and EndpointSlices, *.yaml, *.yml or *.json")
-	}
-	return errors.Join(errs...)
 }

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-const manifests = `
+const shop = `
 apiVersion: v1
 kind: Service
 metadata: {namespace: shop, name: web}
@@ -35,7 +35,7 @@ func directory(t *testing.T, text string) string {
 
 // TestEveryEnginePlans a directory, and the change of an endpoint.
 func TestEveryEnginePlans(t *testing.T) {
-	before, after := directory(t, manifests), directory(t, strings.Replace(manifests, "10.244.1.5", "10.244.1.6", 1))
+	before, after := directory(t, shop), directory(t, strings.Replace(shop, "10.244.1.5", "10.244.1.6", 1))
 	for _, engine := range []string{"nftables", "iptables", "ipvs", "ebpf", "userspace"} {
 		t.Run(engine, func(t *testing.T) {
 			var plan, same, difference strings.Builder
@@ -83,13 +83,13 @@ func TestErrors(t *testing.T) {
 		engine      string
 		directories []string
 	}{
-		"want one directory": {"nftables", nil},
-		`engine "magic"`:     {"magic", []string{directory(t, manifests)}},
-		"web.yaml:":          {"nftables", []string{directory(t, "kind: Service\nmetadata: [")}},
-		"no such file":       {"nftables", []string{"/nonexist"}},
-		"not a directory":    {"nftables", []string{filepath.Join(directory(t, manifests), "web.yaml")}},
-		"no manifests":       {"nftables", []string{t.TempDir()}},
-		"is a FIFO":          {"nftables", []string{directory(t, manifests), fifo(t)}},
+		"want one directory":    {"nftables", nil},
+		`engine "magic"`:        {"magic", []string{directory(t, shop)}},
+		"web.yaml:":             {"nftables", []string{directory(t, "kind: Service\nmetadata: [")}},
+		"no such file":          {"nftables", []string{"/nonexist"}},
+		"not a directory":       {"nftables", []string{filepath.Join(directory(t, shop), "web.yaml")}},
+		"no manifests":          {"nftables", []string{t.TempDir()}},
+		"is not a regular file": {"nftables", []string{directory(t, shop), fifo(t)}},
 	} {
 		if err := run(&strings.Builder{}, c.engine, "", c.directories); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("run = %v, want an error with %q", err, want)
