@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/pmezard/go-difflib/difflib"
@@ -93,7 +94,7 @@ func planDirectory(engine, node, directory string) (string, error) {
 	return text.String(), nil
 }
 
-// everything returns the update of a full sync.
+// everything returns the update of a full sync, by name: the trackers have no order.
 func everything(family v1.IPFamily, state *changetracker.State) desired.Update {
 	resolver := desired.Resolver{Node: state.Node()}
 	update := desired.Update{Family: family, Full: true}
@@ -102,6 +103,7 @@ func everything(family v1.IPFamily, state *changetracker.State) desired.Update {
 			update.Changes = append(update.Changes, desired.Change{Name: name, After: service})
 		}
 	}
+	slices.SortFunc(update.Changes, func(a, b desired.Change) int { return a.Name.Compare(b.Name) })
 	return update
 }
 

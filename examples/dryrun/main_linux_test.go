@@ -33,6 +33,18 @@ func directory(t *testing.T, text string) string {
 	return dir
 }
 
+// TestTheSameFilesGiveTheSamePlan also with several Services, for which the trackers have no order.
+func TestTheSameFilesGiveTheSamePlan(t *testing.T) {
+	for _, engine := range []string{"nftables", "iptables", "ipvs", "ebpf", "userspace"} {
+		for range 5 {
+			var difference strings.Builder
+			if err := run(&difference, engine, "", []string{"../quickstart/cluster", "../quickstart/cluster"}); err != nil || difference.String() != "" {
+				t.Fatalf("%s: a directory differs from itself by\n%s\n%v", engine, difference.String(), err)
+			}
+		}
+	}
+}
+
 // TestEveryEnginePlans a directory, and the change of an endpoint.
 func TestEveryEnginePlans(t *testing.T) {
 	before, after := directory(t, shop), directory(t, strings.Replace(shop, "10.244.1.5", "10.244.1.6", 1))
