@@ -81,10 +81,10 @@ func ownCgroup() (string, error) {
 
 // provider returns the proxy of the cluster, whose node and local pods are translated.
 func (s *sockets) provider(c *cluster, config proxier.Config, deps proxier.Deps) (*proxier.Proxier, error) {
-	translated := []string{c.node.Path(), c.clients["pod"].ns.Path()}
+	translated := []string{c.node.path(), c.clients["pod"].host.path()}
 	for _, p := range c.pods {
 		if p.link.hub == c.node {
-			translated = append(translated, p.link.pod.Path())
+			translated = append(translated, p.link.pod.path())
 		}
 	}
 	for _, ns := range translated {

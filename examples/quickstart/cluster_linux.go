@@ -6,38 +6,35 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-
-	"github.com/serviceplane/serviceplane/internal/netns"
 )
 
 // cluster is a network of namespaces: the node with its pods, a router with the pods of all
 // other nodes, and external clients. All default routes point to the node, and the node's to
 // the router.
 type cluster struct {
-	node, router *netns.NS
-	pods         map[string]*server // by pod.key
+	node, router *host
+	pods         map[string]*runningPod // by pod.key
 	clients      map[string]client
 	links        int
-	namespaces   []*netns.NS
+	hosts        []*host
 }
 
-// server is a pod with its servers, on a link to the node or to the router.
-type server struct {
-	link  link
-	addrs []netip.Addr
-	ports []uint16
-	serve []*netns.Server
+// runningPod is a pod on a link to the node or to the router.
+type runningPod struct {
+	link    link
+	addrs   []netip.Addr
+	servers map[netip.AddrPort]*server
 }
 
 // link is the n-th link between a pod and its hub, the node or the router.
 type link struct {
-	hub, pod *netns.NS
+	hub, pod *host
 	n        int
 }
 
 // client is a client with an address of each IP family.
 type client struct {
-	ns     *netns.NS
+	host   *host
 	v4, v6 netip.Addr
 }
 
@@ -61,7 +58,7 @@ func (c *cluster) build(ctx context.Context, all objects) error {
 	if err := c.buildHosts(); err != nil {
 		return err
 	}
-	asking, err := c.connect(c.node)
+	asking, err := c.addLink(c.node)
 	if err != nil {
 		return err
 	}
@@ -70,7 +67,7 @@ func (c *cluster) build(ctx context.Context, all objects) error {
 		return err
 	}
 	c.clients["pod"] = who
-	for _, slice := range all.slices {
+	for _, slice := range all.Slices {
 		for i := range slice.Endpoints {
 			if p := podOf(slice, i); p.addr.IsValid() {
 				if err := c.addPod(ctx, p, podPorts(slice)); err != nil {
@@ -84,23 +81,22 @@ func (c *cluster) build(ctx context.Context, all objects) error {
 
 // buildHosts builds everything except the pods.
 func (c *cluster) buildHosts() error {
-	c.pods, c.clients = map[string]*server{}, map[string]client{}
-	var outside *netns.NS
-	for _, host := range []**netns.NS{&c.node, &c.router, &outside} {
-		ns, err := c.namespace()
-		if err != nil {
+	c.pods, c.clients = map[string]*runningPod{}, map[string]client{}
+	var outside *host
+	for _, h := range []**host{&c.node, &c.router, &outside} {
+		var err error
+		if *h, err = c.addHost(); err != nil {
 			return err
 		}
-		*host = ns
 	}
 	c.clients["client"] = client{outside, netip.MustParseAddr(clientAddr4), netip.MustParseAddr(clientAddr6)}
 	c.clients["stranger"] = client{outside, netip.MustParseAddr(strangerAddr4), netip.MustParseAddr(strangerAddr6)}
 	return errors.Join(
-		c.node.Forward(), c.router.Forward(),
-		netns.Connect(netns.Plug{NS: c.node, Link: "outside", Addrs: networks(gatewayAddr4, gatewayAddr6)},
-			netns.Plug{NS: outside, Link: "eth0", Addrs: networks(clientAddr4, clientAddr6, strangerAddr4, strangerAddr6)}),
-		netns.Connect(netns.Plug{NS: c.node, Link: "uplink", Addrs: networks(nodeAddr4, nodeAddr6)},
-			netns.Plug{NS: c.router, Link: "uplink", Addrs: networks(routerAddr4, routerAddr6)}),
+		c.node.forward(), c.router.forward(),
+		connect(plug{c.node, "outside", networks(gatewayAddr4, gatewayAddr6)},
+			plug{outside, "eth0", networks(clientAddr4, clientAddr6, strangerAddr4, strangerAddr6)}),
+		connect(plug{c.node, "uplink", networks(nodeAddr4, nodeAddr6)},
+			plug{c.router, "uplink", networks(routerAddr4, routerAddr6)}),
 		defaultRoute(outside, gatewayAddr4, gatewayAddr6),
 		defaultRoute(c.router, nodeAddr4, nodeAddr6),
 		defaultRoute(c.node, routerAddr4, routerAddr6),
@@ -109,50 +105,51 @@ func (c *cluster) buildHosts() error {
 
 // addPod starts a pod, or adds an address or ports to a running one.
 func (c *cluster) addPod(ctx context.Context, p pod, ports []uint16) error {
-	s := c.pods[p.key()]
-	if s == nil {
+	running := c.pods[p.key()]
+	if running == nil {
 		hub := c.router
 		if p.local {
 			hub = c.node
 		}
-		cable, err := c.connect(hub)
+		cable, err := c.addLink(hub)
 		if err != nil {
 			return err
 		}
-		s = &server{link: cable}
-		c.pods[p.key()] = s
+		running = &runningPod{link: cable, servers: map[netip.AddrPort]*server{}}
+		c.pods[p.key()] = running
 	}
-	if !slices.Contains(s.addrs, p.addr) {
-		if err := s.link.addAddr(p.addr); err != nil {
+	if !slices.Contains(running.addrs, p.addr) {
+		if err := running.link.addAddr(p.addr); err != nil {
 			return err
 		}
-		s.addrs = append(s.addrs, p.addr)
+		running.addrs = append(running.addrs, p.addr)
 	}
 	for _, port := range ports {
-		if slices.Contains(s.ports, port) {
+		at := netip.AddrPortFrom(p.addr, port)
+		if running.servers[at] != nil {
 			continue
 		}
-		serving, err := netns.Serve(ctx, s.link.pod, p.name, port)
+		s, err := running.link.pod.serve(ctx, p.name, at)
 		if err != nil {
 			return err
 		}
-		s.ports, s.serve = append(s.ports, port), append(s.serve, serving)
+		running.servers[at] = s
 	}
 	return nil
 }
 
-// connect connects a new pod to the node or the router, with addresses for the link.
-func (c *cluster) connect(hub *netns.NS) (link, error) {
-	ns, err := c.namespace()
+// addLink connects a new pod to the node or the router, with addresses for the link.
+func (c *cluster) addLink(hub *host) (link, error) {
+	h, err := c.addHost()
 	if err != nil {
 		return link{}, err
 	}
 	c.links++
-	cable := link{hub: hub, pod: ns, n: c.links}
+	cable := link{hub: hub, pod: h, n: c.links}
 	return cable, errors.Join(
-		netns.Connect(netns.Plug{NS: hub, Link: fmt.Sprintf("pod%d", cable.n), Addrs: networks(cable.end4(1), cable.end6(1))},
-			netns.Plug{NS: ns, Link: "eth0", Addrs: networks(cable.end4(2), cable.end6(2))}),
-		defaultRoute(ns, cable.end4(1), cable.end6(1)))
+		connect(plug{hub, fmt.Sprintf("pod%d", cable.n), networks(cable.end4(1), cable.end6(1))},
+			plug{h, "eth0", networks(cable.end4(2), cable.end6(2))}),
+		defaultRoute(h, cable.end4(1), cable.end6(1)))
 }
 
 // addAddr adds an address to the pod, and a route for it to the hub.
@@ -161,8 +158,8 @@ func (l link) addAddr(addr netip.Addr) error {
 	if addr.Is6() {
 		via = l.end6(2)
 	}
-	host := netip.PrefixFrom(addr, addr.BitLen())
-	return errors.Join(l.pod.AddAddrs("lo", host), l.hub.AddRoute(host, netip.MustParseAddr(via)))
+	only := netip.PrefixFrom(addr, addr.BitLen())
+	return errors.Join(l.pod.addAddr("lo", only), l.hub.addRoute(only, via))
 }
 
 // end4 and end6 return the addresses of the link: 1 is the hub's, 2 the pod's.
@@ -172,18 +169,18 @@ func (l link) end6(end int) string { return fmt.Sprintf("fd00:172:%x::%d", l.n, 
 
 // kill stops the servers of a pod.
 func (c *cluster) kill(p pod) error {
-	s := c.pods[p.key()]
-	if s == nil {
+	running := c.pods[p.key()]
+	if running == nil {
 		return nil // it was stopped with its address of the other IP family
 	}
 	delete(c.pods, p.key())
-	return s.close()
+	return running.close()
 }
 
-func (s *server) close() error {
+func (p *runningPod) close() error {
 	var errs []error
-	for _, serving := range s.serve {
-		errs = append(errs, serving.Close())
+	for _, s := range p.servers {
+		errs = append(errs, s.close())
 	}
 	return errors.Join(errs...)
 }
@@ -191,21 +188,21 @@ func (s *server) close() error {
 // close deletes everything, also after build has failed.
 func (c *cluster) close() error {
 	var errs []error
-	for _, s := range c.pods {
-		errs = append(errs, s.close())
+	for _, p := range c.pods {
+		errs = append(errs, p.close())
 	}
-	for _, ns := range c.namespaces {
-		errs = append(errs, ns.Close())
+	for _, h := range c.hosts {
+		errs = append(errs, h.close())
 	}
 	return errors.Join(errs...)
 }
 
-func (c *cluster) namespace() (*netns.NS, error) {
-	ns, err := netns.New()
+func (c *cluster) addHost() (*host, error) {
+	h, err := newHost()
 	if err == nil {
-		c.namespaces = append(c.namespaces, ns)
+		c.hosts = append(c.hosts, h)
 	}
-	return ns, err
+	return h, err
 }
 
 // networks parses addresses of links, with a prefix length of 24 or 64.
@@ -221,8 +218,6 @@ func networks(addrs ...string) []netip.Prefix {
 	return all
 }
 
-func defaultRoute(ns *netns.NS, via4, via6 string) error {
-	return errors.Join(
-		ns.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), netip.MustParseAddr(via4)),
-		ns.AddRoute(netip.MustParsePrefix("::/0"), netip.MustParseAddr(via6)))
+func defaultRoute(h *host, via4, via6 string) error {
+	return errors.Join(h.addRoute(netip.MustParsePrefix("0.0.0.0/0"), via4), h.addRoute(netip.MustParsePrefix("::/0"), via6))
 }

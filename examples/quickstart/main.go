@@ -24,6 +24,8 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+
+	"github.com/serviceplane/serviceplane/examples/manifests"
 )
 
 // embedded holds the Services that are used without -f.
@@ -56,14 +58,15 @@ type options struct {
 }
 
 func run(ctx context.Context, out io.Writer, dir string, o options) error {
-	source, err := manifests(dir)
+	source, err := folder(dir)
 	if err != nil {
 		return err
 	}
-	objects, err := load(source)
+	read, err := manifests.Read(source)
 	if err != nil {
 		return fmt.Errorf("load manifests of %s: %w", cmp.Or(dir, "the quickstart"), err)
 	}
+	objects := objects(read)
 	if o.mode == modeUserspace {
 		if o.planOnly {
 			return errors.New("-plan: the userspace engine programs nothing")
@@ -83,8 +86,8 @@ func run(ctx context.Context, out io.Writer, dir string, o options) error {
 	return plan(ctx, out, objects, o.mode)
 }
 
-// manifests returns the directory of the files.
-func manifests(dir string) (fs.FS, error) {
+// folder returns the directory of the files.
+func folder(dir string) (fs.FS, error) {
 	if dir != "" {
 		return os.DirFS(dir), nil
 	}

@@ -5,15 +5,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
-
-	"github.com/serviceplane/serviceplane/internal/netns"
 )
 
 const (
@@ -34,7 +34,7 @@ type question struct {
 // the order of the Services.
 func (c *cluster) probe(ctx context.Context, all objects) []row {
 	var questions []question
-	for _, service := range all.services {
+	for _, service := range all.Services {
 		questions = append(questions, c.questions(service)...)
 	}
 	rows := make([]row, len(questions))
@@ -115,24 +115,24 @@ func frontends(service *v1.Service, port v1.ServicePort) []frontend {
 
 // ask opens the connections of one line.
 func ask(ctx context.Context, q question) row {
-	if q.client.ns == nil {
+	if q.client.host == nil {
 		return q.row
 	}
 	from := q.client.addr(q.to.Addr())
 	servers := map[string]int{}
 	var sources []string
 	for range connections {
-		answer, err := netns.Ask(ctx, q.client.ns, q.network, q.to, netns.AskOptions{From: from, Timeout: timeout})
+		server, source, err := q.client.host.ask(ctx, q.network, from, q.to)
 		if err != nil {
 			servers[failure(err)]++
-			if !errors.Is(err, netns.ErrRefused) { // one timeout is enough
+			if !errors.Is(err, unix.ECONNREFUSED) { // one timeout is enough
 				break
 			}
 			continue
 		}
-		servers[answer.Server]++
-		if source := describe(answer.Source.Addr(), from); !slices.Contains(sources, source) {
-			sources = append(sources, source)
+		servers[server]++
+		if seen := describe(source.Addr(), from); !slices.Contains(sources, seen) {
+			sources = append(sources, seen)
 		}
 	}
 	q.row.outcome, q.row.source = countsText(servers), strings.Join(sources, ", ")
@@ -153,10 +153,11 @@ func describe(seen, client netip.Addr) string {
 }
 
 func failure(err error) string {
+	late, ok := errors.AsType[net.Error](err)
 	switch {
-	case errors.Is(err, netns.ErrRefused):
+	case errors.Is(err, unix.ECONNREFUSED):
 		return "nobody: rejected"
-	case errors.Is(err, netns.ErrTimeout), errors.Is(err, netns.ErrDroppedLocally):
+	case ok && late.Timeout(), errors.Is(err, unix.EPERM): // EPERM: the client's own host dropped the packet
 		return "nobody: dropped"
 	default:
 		return err.Error()

@@ -9,9 +9,25 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/examples/manifests"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/runner"
 )
+
+// objects holds the objects of a cluster.
+type objects manifests.Objects
+
+// feed passes the objects to a proxy, like informers.
+func (o objects) feed(p provider) {
+	for _, service := range o.Services {
+		p.OnServiceAdd(service)
+	}
+	for _, slice := range o.Slices {
+		p.OnEndpointSliceAdd(slice)
+	}
+	p.OnServiceSynced()
+	p.OnEndpointSlicesSynced()
+}
 
 // provider is any engine's proxy.
 type provider = proxier.Provider
@@ -34,7 +50,7 @@ func (o objects) config() proxier.Config {
 // podCIDRs returns the networks of the endpoints and of the client pod.
 func (o objects) podCIDRs() []netip.Prefix {
 	addrs := []netip.Addr{netip.MustParseAddr(askingPod4), netip.MustParseAddr(askingPod6)}
-	for _, slice := range o.slices {
+	for _, slice := range o.Slices {
 		for _, endpoint := range slice.Endpoints {
 			for _, text := range endpoint.Addresses {
 				if addr, err := netip.ParseAddr(text); err == nil {

@@ -20,14 +20,14 @@ func (p pod) key() string { return p.namespace + "/" + p.name }
 
 // scalable returns the first Service with a VIP and several endpoints, and its slices.
 func (o objects) scalable() (scaled objects, found bool) {
-	for _, service := range o.services {
-		scaled = objects{services: []*v1.Service{service}}
-		for _, slice := range o.slices {
+	for _, service := range o.Services {
+		scaled = objects{Services: []*v1.Service{service}}
+		for _, slice := range o.Slices {
 			if slice.Namespace == service.Namespace && slice.Labels[discovery.LabelServiceName] == service.Name && len(slice.Endpoints) > 1 {
-				scaled.slices = append(scaled.slices, slice)
+				scaled.Slices = append(scaled.Slices, slice)
 			}
 		}
-		if service.Spec.ClusterIP != v1.ClusterIPNone && len(scaled.slices) > 0 {
+		if service.Spec.ClusterIP != v1.ClusterIPNone && len(scaled.Slices) > 0 {
 			return scaled, true
 		}
 	}
@@ -35,7 +35,7 @@ func (o objects) scalable() (scaled objects, found bool) {
 }
 
 // name returns the name of the first Service.
-func (o objects) name() string { return o.services[0].Namespace + "/" + o.services[0].Name }
+func (o objects) name() string { return o.Services[0].Namespace + "/" + o.Services[0].Name }
 
 // grow adds a copy of the first pod to a slice, at the next free address.
 func grow(slice *discovery.EndpointSlice) (*discovery.EndpointSlice, pod) {

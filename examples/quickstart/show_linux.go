@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 
-	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -20,14 +20,14 @@ func show(ctx context.Context, out io.Writer, all objects, m mode) (err error) {
 		if ctx.Err() != nil {
 			return nil
 		}
-		if errors.Is(err, netns.ErrPrivilege) {
+		if errors.Is(err, fs.ErrPermission) {
 			return fmt.Errorf("%w: %w", errCannotShow, err)
 		}
 		return fmt.Errorf("build cluster: %w", err)
 	}
 	syncs := &journal{}
 	config := all.config()
-	config.NetNS = cluster.node.Path()
+	config.NetNS = cluster.node.path()
 	deps := proxier.Deps{Observer: syncs}
 	create, counts := func() (*proxier.Proxier, error) { return m.provider(config, deps) }, func() error { return nil }
 	if m == modeEBPF {
@@ -67,7 +67,7 @@ type demo struct {
 }
 
 func (d *demo) run(ctx context.Context, all objects) error {
-	title := fmt.Sprintf("%d Services, %d pods, one node; each line is %d connections", len(all.services), len(d.cluster.pods), connections)
+	title := fmt.Sprintf("%d Services, %d pods, one node; each line is %d connections", len(all.Services), len(d.cluster.pods), connections)
 	if err := d.present(ctx, title, all); err != nil {
 		return err
 	}
@@ -91,28 +91,28 @@ func (d *demo) run(ctx context.Context, all objects) error {
 
 // grow starts another pod of a Service, and updates the proxy.
 func (d *demo) grow(ctx context.Context, scaled objects) (bigger objects, name string, err error) {
-	bigger.services = scaled.services
-	for _, slice := range scaled.slices {
+	bigger.Services = scaled.Services
+	for _, slice := range scaled.Slices {
 		grown, added := grow(slice)
 		if err := d.cluster.addPod(ctx, added, podPorts(slice)); err != nil {
 			return bigger, "", err
 		}
 		d.proxy.OnEndpointSliceUpdate(slice, grown)
-		bigger.slices, name = append(bigger.slices, grown), added.name
+		bigger.Slices, name = append(bigger.Slices, grown), added.name
 	}
 	return bigger, name, nil
 }
 
 // shrink stops a pod of a Service, and updates the proxy.
 func (d *demo) shrink(scaled objects) (smaller objects, name string, err error) {
-	smaller.services = scaled.services
-	for _, slice := range scaled.slices {
+	smaller.Services = scaled.Services
+	for _, slice := range scaled.Slices {
 		shrunk, gone := shrink(slice)
 		if err := d.cluster.kill(gone); err != nil {
 			return smaller, "", err
 		}
 		d.proxy.OnEndpointSliceUpdate(slice, shrunk)
-		smaller.slices, name = append(smaller.slices, shrunk), gone.name
+		smaller.Slices, name = append(smaller.Slices, shrunk), gone.name
 	}
 	return smaller, name, nil
 }

@@ -33,7 +33,7 @@ type socketShow struct {
 // Service without endpoints gets one at the first connection.
 func showSockets(ctx context.Context, out io.Writer, all objects) error {
 	s := &socketShow{all: all, pods: map[netip.Addr]string{}}
-	for _, slice := range all.slices {
+	for _, slice := range all.Slices {
 		for i := range slice.Endpoints {
 			p := podOf(slice, i)
 			s.pods[p.addr] = p.name
@@ -61,7 +61,7 @@ func (s *socketShow) play(ctx context.Context, out io.Writer) error {
 	if err := s.proxy.Sync(ctx); err != nil {
 		return fmt.Errorf("sync: %w", err)
 	}
-	if _, err := fmt.Fprintf(out, "%d Services in user space, without privilege; each line is %d connections\n\n", len(s.all.services), connections); err != nil {
+	if _, err := fmt.Fprintf(out, "%d Services in user space, without privilege; each line is %d connections\n\n", len(s.all.Services), connections); err != nil {
 		return err
 	}
 	var rows []row
@@ -127,7 +127,7 @@ func (s *socketShow) dial(_ context.Context, _ userspace.Connection, endpoint ne
 // activate starts a pod for a Service without endpoints, like a cluster that scales from
 // zero.
 func (s *socketShow) activate(_ context.Context, name changetracker.ServicePortName) {
-	for _, service := range s.all.services {
+	for _, service := range s.all.Services {
 		if service.Namespace != name.Namespace || service.Name != name.Name {
 			continue
 		}

@@ -1,6 +1,6 @@
 // Package netns builds small networks from anonymous Linux network namespaces: hosts,
 // routers and pods with real sockets. Tests of a data plane use it to check what happens
-// to packets, and the quickstart to demonstrate it.
+// to packets.
 //
 //	node, err := netns.New()            // a host: loopback up, nothing else
 //	pod, err := netns.New()
