@@ -19,14 +19,15 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/flowcontrol"
 
 	"github.com/serviceplane/serviceplane/changetracker"
-	"github.com/serviceplane/serviceplane/internal/apiclient"
 	"github.com/serviceplane/serviceplane/node/programmed"
 	"github.com/serviceplane/serviceplane/runner"
 )
@@ -64,20 +65,27 @@ const (
 // connect makes the clients and the informers.
 func (c *controller) connect(config *rest.Config) error {
 	config = rest.CopyConfig(config)
-	config.ContentType = runtime.ContentTypeJSON
-	clients, err := apiclient.New(config)
-	if err != nil {
+	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
+	config.UserAgent = rest.DefaultKubernetesUserAgent()
+	config.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(config.QPS, config.Burst) // for both groups together
+	scheme := runtime.NewScheme()
+	errs := [5]error{v1.AddToScheme(scheme), discovery.AddToScheme(scheme)}
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	config.GroupVersion, config.APIPath = &v1.SchemeGroupVersion, "/api"
+	var err error
+	if c.core, err = rest.RESTClientFor(config); err != nil {
 		return err
 	}
-	var errs [5]error
-	c.core, errs[0] = clients.For(v1.SchemeGroupVersion)
-	c.discovery, errs[1] = clients.For(discovery.SchemeGroupVersion)
-	c.pods, errs[2] = informerOf(clients, v1.SchemeGroupVersion, "pods", &v1.Pod{}, cache.Indexers{gated: func(object any) ([]string, error) {
+	config.GroupVersion, config.APIPath = &discovery.SchemeGroupVersion, "/apis"
+	if c.discovery, err = rest.RESTClientFor(config); err != nil {
+		return err
+	}
+	c.pods, errs[2] = informerOf(c.core, "pods", &v1.Pod{}, cache.Indexers{gated: func(object any) ([]string, error) {
 		p, ok := object.(*v1.Pod)
 		return under("", ok && hasGate(p, c.gate))
 	}})
-	c.services, errs[3] = informerOf(clients, v1.SchemeGroupVersion, "services", &v1.Service{}, cache.Indexers{ofNamespace: cache.MetaNamespaceIndexFunc})
-	c.slices, errs[4] = informerOf(clients, discovery.SchemeGroupVersion, "endpointslices", &discovery.EndpointSlice{}, cache.Indexers{
+	c.services, errs[3] = informerOf(c.core, "services", &v1.Service{}, cache.Indexers{ofNamespace: cache.MetaNamespaceIndexFunc})
+	c.slices, errs[4] = informerOf(c.discovery, "endpointslices", &discovery.EndpointSlice{}, cache.Indexers{
 		ours: func(object any) ([]string, error) {
 			s, ok := object.(*discovery.EndpointSlice)
 			return under("", ok && isOurs(s))
@@ -102,11 +110,8 @@ func under(key string, is bool) ([]string, error) {
 	return []string{key}, nil
 }
 
-func informerOf(clients apiclient.Clients, group schema.GroupVersion, resource string, like runtime.Object, indexers cache.Indexers) (cache.SharedIndexInformer, error) {
-	source, err := clients.Source(group, resource, metav1.NamespaceAll, func(*metav1.ListOptions) {})
-	if err != nil {
-		return nil, err
-	}
+func informerOf(client *rest.RESTClient, resource string, like runtime.Object, indexers cache.Indexers) (cache.SharedIndexInformer, error) {
+	source := cache.NewListWatchFromClient(client, resource, metav1.NamespaceAll, fields.Everything())
 	i := cache.NewSharedIndexInformer(source, like, 0, indexers)
 	return i, i.SetTransform(func(object any) (any, error) {
 		if o, err := meta.Accessor(object); err == nil {
