@@ -13,7 +13,6 @@ import (
 	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
@@ -45,7 +44,11 @@ func TestConnectionsFollowTheFile(t *testing.T) {
 	}
 	eventually := func(want string) {
 		t.Helper()
-		poll.Until(t, "a response of "+want, func() bool { return ask() == want })
+		for end := time.Now().Add(time.Minute); ask() != want; <-time.After(20 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%q answers, want %q", ask(), want)
+			}
+		}
 	}
 	write(line(world.LocalPods[0]))
 	ctx, stop := context.WithCancel(t.Context())

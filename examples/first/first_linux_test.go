@@ -2,7 +2,8 @@ package main
 
 import (
 	"bytes"
-	"net/netip"
+	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,9 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/serviceplane/serviceplane/internal/netns"
-	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
-	"github.com/serviceplane/serviceplane/internal/poll"
+	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
 const module = "github.com/serviceplane/serviceplane"
@@ -60,35 +59,57 @@ func TestANewcomersFirstProgram(t *testing.T) {
 	if deps := n.run("go list -deps ."); strings.Contains(deps, "k8s.io/client-go") || strings.Contains(deps, "prometheus") {
 		t.Errorf("the program needs more than it imports:\n%s", deps)
 	}
-	n.proxies(netip.MustParseAddrPort("10.96.0.10:80"))
+	n.proxies("10.96.0.10:80")
 }
 
 // proxies runs the program on a node until the Service answers, and wants no rules after
 // its end.
-func (n newcomer) proxies(service netip.AddrPort) {
+func (n newcomer) proxies(service string) {
 	n.t.Helper()
-	node := netnstest.New(n.t)
-	for _, own := range []string{"10.96.0.0/16", "10.244.0.0/16"} {
-		netnstest.Check(n.t, node.AddRange(netip.MustParsePrefix(own)))
-	}
-	netnstest.Serve(n.t, node, "web", 8080)
-	program := exec.Command(filepath.Join(n.folder, "first"))
-	program.Stderr = os.Stderr
-	if err := node.Do(program.Start); err != nil {
+	network := proxiertest.NewTopology(n.t)
+	err := network.Node.Do(func() error { // the endpoint is an address of the node
+		if out, err := exec.CommandContext(n.t.Context(), "ip", "address", "add", "10.244.0.7/32", "dev", "lo").CombinedOutput(); err != nil {
+			return fmt.Errorf("add address: %w: %s", err, out)
+		}
+		endpoint, err := net.Listen("tcp", "10.244.0.7:8080")
+		if err == nil {
+			n.t.Cleanup(func() { _ = endpoint.Close() })
+		}
+		return err
+	})
+	if err != nil {
 		n.t.Fatal(err)
 	}
-	ask := func() error {
-		_, err := netns.Ask(n.t.Context(), node, "tcp", service, netns.AskOptions{Timeout: time.Second})
-		return err
+	program := exec.Command(filepath.Join(n.folder, "first"))
+	program.Stderr = os.Stderr
+	if err := network.Node.Do(program.Start); err != nil {
+		n.t.Fatal(err)
 	}
-	poll.Nil(n.t, "a response of the Service", ask)
+	connect := func() error {
+		return network.Client.Do(func() error {
+			conn, err := net.DialTimeout("tcp", service, time.Second)
+			if err == nil {
+				err = conn.Close()
+			}
+			return err
+		})
+	}
+	for end := time.Now().Add(time.Minute); ; <-time.After(20 * time.Millisecond) {
+		err := connect()
+		if err == nil {
+			break
+		}
+		if time.Now().After(end) {
+			n.t.Fatalf("no response of the Service: %v", err)
+		}
+	}
 	if err := program.Process.Signal(os.Interrupt); err != nil {
 		n.t.Error(err)
 	}
 	if err := program.Wait(); err != nil {
 		n.t.Errorf("the program ends with %v", err)
 	}
-	if err := ask(); err == nil {
+	if err := connect(); err == nil {
 		n.t.Error("the Service still answers, want no rules after the end")
 	}
 }
