@@ -68,6 +68,19 @@ func TestImports(t *testing.T) {
 	}
 }
 
+// needAPIServer matches the tests of examples that need the API server of internal/apitest.
+var needAPIServer = regexp.MustCompile(`^examples/(cni-plugin|gateway|prestop|readinessgate)/.*_test\.go$`) // read-only
+
+// TestExamplesCanBeCopied to another module, which cannot import an internal package.
+func TestExamplesCanBeCopied(t *testing.T) {
+	t.Parallel()
+	for name, text := range documents.Read(t, root, ".go") {
+		if strings.HasPrefix(name, "examples/") && strings.Contains(text, `"`+module+"/internal/") && !needAPIServer.MatchString(name) {
+			t.Errorf("%s imports an internal package: use a public package, or move the few lines here", name)
+		}
+	}
+}
+
 // unshown matches the folders of packages that need no Example.
 var unshown = regexp.MustCompile(`^\.$|^(docs|hack|examples|internal|node/nodeproxy/cmd)(/|$)|/internal/`) // read-only
 
@@ -100,11 +113,8 @@ func faults(p *gocmd.Package) (faults []string) {
 		}
 	}
 	for _, dep := range slices.Concat(p.Imports, p.TestImports, p.XTestImports) {
-		switch {
-		case within(dep, "k8s.io/klog") && p.ImportPath != module+"/node/nodeproxy" && p.ImportPath != module+"/node/nodeproxy/cmd/nodeproxy":
+		if within(dep, "k8s.io/klog") && p.ImportPath != module+"/node/nodeproxy" && p.ImportPath != module+"/node/nodeproxy/cmd/nodeproxy" {
 			faults = append(faults, "imports "+dep)
-		case within(dep, module+"/internal") && p.ImportPath == module+"/examples/own-engine":
-			faults = append(faults, "shows how to write an engine outside of this module, and imports "+dep)
 		}
 	}
 	if len(p.CgoFiles) > 0 {
