@@ -31,7 +31,8 @@ func Read(folder fs.FS) (all Objects, err error) {
 	if err != nil {
 		return Objects{}, fmt.Errorf("list manifests: %w", err)
 	}
-	errs, found := []error(nil), false
+	var errs []error
+	found := false
 	for _, entry := range entries {
 		name := entry.Name()
 		if strings.HasPrefix(name, ".") || !slices.Contains([]string{".yaml", ".yml", ".json"}, path.Ext(name)) {
