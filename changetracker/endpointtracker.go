@@ -38,8 +38,8 @@ func (t *EndpointChangeTracker) Apply(family v1.IPFamily, fn func(Step) (failed 
 //
 // Several slices of a Service may have the same address and port. The record that counts does
 // not depend on the order of events: first one that is not terminating, then one that is
-// ready, then one that is serving, then that of the newest slice, then that of the slice whose
-// name sorts first. Within a slice, the greater weight decides after the conditions. The
+// ready, then one that is serving, then the one in the newest slice, then the one in the slice
+// with the first name. Within a slice, the greater weight decides after the conditions. The
 // weight is that of the record that counts; weights are not added up.
 //
 // Endpoints of ports that the Service does not have are kept, but are no change until the

@@ -13,8 +13,8 @@ import (
 // registry that is not Kubernetes. A change of one Source does not change the objects of
 // others. All Sources form one State:
 //
-//   - If several Sources have a Service, that of the Source whose name sorts first counts,
-//     in each IP family. The tracker's own objects come before all others.
+//   - If several Sources have a Service, the Source with the first name has it, in each
+//     IP family. The tracker's own objects come before all others.
 //   - The endpoints of a Service are those of all Sources. EndpointSlices of the same name
 //     in two Sources are two slices.
 //   - Nodes belong to the cluster of the Source: the Node and NodeHints of an Endpoint are

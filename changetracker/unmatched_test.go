@@ -8,8 +8,8 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 )
 
-// TestSlicesThatFitNoPortAreFound, whether the Service or the slice came first; those that fit, or whose
-// Service is not there, are none.
+// TestSlicesThatFitNoPortAreFound, whether the Service or the slice came first. A slice that fits
+// is none, nor is a slice without a Service.
 func TestSlicesThatFitNoPortAreFound(t *testing.T) {
 	slice := func(name, port string, protocol v1.Protocol) *discovery.EndpointSlice {
 		s := webSlice(name, discovery.Endpoint{Addresses: []string{"10.0.0.1"}}, discovery.Endpoint{Addresses: []string{"10.0.0.2"}})

@@ -209,8 +209,7 @@ func (e *ender) work(now time.Time) error {
 	return e.provoke(now, exist)
 }
 
-// collect forgets the connections whose client has got a RST, and those that have lasted too
-// long.
+// collect forgets a connection when its client has got a RST, or when it has lasted too long.
 func (e *ender) collect(now time.Time) error {
 	if !slices.ContainsFunc(e.active, func(c *resettingConn) bool { return c.listed }) {
 		return nil

@@ -19,8 +19,8 @@ const (
 )
 
 // ruleOf is "tcp flags & (syn | rst) == 0 ct direction . ct id . ct reply saddr . ct reply
-// proto-src @connections reject with tcp reset", encoded. Packets with SYN are those that
-// provoke, and those of new connections.
+// proto-src @connections reject with tcp reset", encoded. A packet with SYN provokes, or
+// begins a new connection.
 func (t *endingTable) ruleOf(set *nftables.Set) ([]byte, error) {
 	addrKey, port := uint32(ctSourceIP), uint32(firstRegister+3)
 	if t.family == v1.IPv6Protocol {

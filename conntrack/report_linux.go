@@ -17,9 +17,9 @@ import (
 // do not overlap.
 //
 // It reports all connections whose destination a rule has translated. The entry of a refused
-// connection ends at once, that of an unanswered one 2 minutes after the client's last attempt
-// (net.netfilter.nf_conntrack_tcp_timeout_syn_sent), as does that of a successful one after its
-// end (…_time_wait). So it is slower than checks. Without net.netfilter.nf_conntrack_events the
+// connection ends at once. The entry of an unanswered connection ends 2 minutes after the client's
+// last attempt (net.netfilter.nf_conntrack_tcp_timeout_syn_sent), and the entry of a successful
+// connection as long after its end (…_time_wait). So it is slower than checks. Without net.netfilter.nf_conntrack_events the
 // kernel sends nothing. Under load, notifications may be lost.
 func ReportConnections(ctx context.Context, netNS string, report func(endpoint netip.AddrPort, protocol v1.Protocol, err error)) error {
 	return classify(netlinkx.WatchEnded(ctx, netNS, func(f *netlinkx.Flow) {

@@ -42,8 +42,8 @@ type Service struct {
 	// endpoints end.
 	Listed Endpoints
 	// OnNode are the addresses of the endpoints that may be on this node, sorted, without
-	// duplicates: all except those that a slice places on another node and whose address is not
-	// in the PodCIDRs of the node. If such an endpoint is selected for its own connection
+	// duplicates: an endpoint is left out if a slice places it on another node and its address is
+	// not in the PodCIDRs of this node. If such an endpoint is selected for its own connection
 	// (hairpin), the source must be masqueraded, or the endpoint would drop its own packet.
 	OnNode []netip.Addr
 	// Refused are the load balancer IPs and then the external IPs that have no frontend, because they are in

@@ -234,8 +234,8 @@ type changed struct {
 
 	changes []Change
 	seen    map[changetracker.ServicePortName]bool
-	// claims are the service ports whose frontends may change: those that differ, and those
-	// that win or lose a frontend because of them.
+	// claims are the service ports with frontends that may change: they differ, or win or lose a
+	// frontend because of another one that differs.
 	claims []changetracker.ServicePortName
 	moved  map[changetracker.ServicePortName]bool // the same names; true: gives up a frontend
 }

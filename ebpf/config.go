@@ -47,8 +47,8 @@ type Sockets struct {
 	RealPeer bool
 	// UDP is how UDP is translated.
 	UDP UDPMode
-	// NetNSs returns paths of network namespaces, for UDPTranslate: those where sockets may have to end.
-	// nil means that of the node, those in /run/netns, and those of all processes that this one sees.
+	// NetNSs returns paths of the network namespaces where sockets may have to end, for UDPTranslate.
+	// nil means the node's, all in /run/netns, and the namespace of each process that this one sees.
 	NetNSs func() ([]string, error)
 }
 

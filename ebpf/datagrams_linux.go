@@ -31,8 +31,8 @@ import (
 	"github.com/serviceplane/serviceplane/internal/pause"
 )
 
-// datagrams ends connected UDP sockets of one IP family whose endpoint does not serve any more: no datagram
-// of theirs passes a program again. Sockets that are not connected get another endpoint with their next
+// datagrams ends connected UDP sockets of one IP family when their endpoint does not serve any more: their
+// datagrams pass no program again. Sockets that are not connected get another endpoint with their next
 // datagram. One program lists the sockets of all network namespaces, and another one ends some of them, in
 // the namespace of who calls it.
 type datagrams struct {
@@ -467,7 +467,7 @@ func (d *datagrams) endIn(path string, sockets []connected) (ended int, err erro
 	return ended, err
 }
 
-// networkNamespaces returns the namespace of the node, those that have a name, and those of processes.
+// networkNamespaces returns the node's namespace, all that have a name, and the namespaces of processes.
 func networkNamespaces(node string) ([]string, error) {
 	if node == "" {
 		node = "/proc/self/ns/net"

@@ -2,8 +2,8 @@ package ebpf
 
 import "sync"
 
-// Namespaces are network namespaces whose sockets the rules translate, or with Only the only ones
-// whose sockets are translated at all. The zero value has none. It may be changed at any time, by
+// Namespaces are network namespaces in which the rules translate and sockets do not, or with Only the
+// only ones in which sockets translate. The zero value has none. It may be changed at any time, by
 // several goroutines; instances that use it follow at once. What an earlier process had listed is
 // forgotten at the first sync, so Add those that exist before it. There is room for 65,536.
 type Namespaces struct {

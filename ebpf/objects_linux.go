@@ -90,7 +90,7 @@ func idOf(m *ebpf.Map) (ebpf.MapID, error) {
 	return id, nil
 }
 
-// sumCounts adds the counters of all processors to variables, whose order is that of the source.
+// sumCounts adds the counters of all processors to variables, in the order of the source.
 func sumCounts(counts *ebpf.Map, to ...*uint64) error {
 	for what, sum := range to {
 		var perCPU []uint64

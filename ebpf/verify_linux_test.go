@@ -127,7 +127,7 @@ func TestVerifyFindsWhatAnotherProgramDid(t *testing.T) {
 	}
 }
 
-// flushRules empties the chains of the table, whose name is that of a folder.
+// flushRules empties the chains of the table, which has the name of a folder.
 func (n *node) flushRules(t *testing.T) {
 	t.Helper()
 	name := filepath.Base(filepath.Dir(filepath.Dir(n.path(t, ""))))

@@ -86,7 +86,7 @@ func (h *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 	return h.program(ctx, first, moves)
 }
 
-// move is that of frontends to other members, from those that have them.
+// move is the move of frontends of a service port from one member to another.
 type move struct {
 	change *desired.Change
 	with
@@ -185,8 +185,8 @@ func (h *Engine) add(total, o *proxier.Result, engine int, moves map[changetrack
 	}
 }
 
-// Traits implements proxier.Engine. It returns those of the member that has the first frontend, and those
-// of the first member for addresses without a Service.
+// Traits implements proxier.Engine. It asks the member that has the first frontend, and the first member
+// for addresses without a Service.
 func (h *Engine) Traits(s *desired.Service) desired.Traits {
 	if s == nil {
 		return h.members[0].Engine.Traits(nil)

@@ -1,6 +1,6 @@
 // Package iptables is the engine that programs Services with iptables-restore. It supports both
 // variants of the program, iptables-nft and iptables-legacy. It needs Linux; on other systems it
-// builds, and an Engine can only Plan. It is for nodes whose other rules are those of iptables, and
+// builds, and an Engine can only Plan. It is for nodes where other programs use iptables, and
 // for kernels without nf_tables.
 //
 // # Chains

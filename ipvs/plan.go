@@ -181,7 +181,7 @@ func (p *planner) virtual(s *desired.Service, scope desired.Scope, own Tuning) *
 	return v
 }
 
-// settings returns those of a service port whose weights are equal.
+// settings returns the settings of a service port with equal weights.
 func (p *planner) settings(s *desired.Service, own Tuning) settings {
 	policy := traits().Balancing(s)
 	switch {

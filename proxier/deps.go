@@ -90,8 +90,8 @@ type Conntrack struct {
 	// RunTraffic counts packets and bytes until ctx ends, if Config.CountTraffic is set. It calls begun
 	// when counting has begun, or cannot: no sync happens before. After failures it tries again.
 	RunTraffic func(ctx context.Context, log *zap.Logger, begun func()) error
-	// FollowTraffic is called after each Apply that succeeded: flows are those of the service ports
-	// that there are now, except those that selected does not select: their engine counts. check
+	// FollowTraffic is called after each Apply that succeeded: flows are counted for the service
+	// ports that there are now, except where selected returns false: their engine counts. check
 	// says where node ports are accepted, and has no frontends.
 	FollowTraffic func(family v1.IPFamily, outcomes []desired.Applied, check desired.FlowCheck, selected func(*desired.Service) bool)
 	// AddTraffic returns counts with the traffic of an IP family.

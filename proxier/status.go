@@ -131,8 +131,8 @@ type FamilyStatus struct {
 	// Descriptors counts the file descriptors that clients use, for engines that report
 	// them; see Engine.
 	Descriptors connection.Descriptors
-	// ConnectionsEnding are the TCP connections to endpoints that are gone for good, and whose client
-	// has not received a RST yet; ConnectionsEnded those whose client has, since the start.
+	// ConnectionsEnding are the TCP connections to endpoints that are gone for good while the client has
+	// not received a RST yet; ConnectionsEnded are the connections with a client that has, since the start.
 	ConnectionsEnding, ConnectionsEnded int
 	// Failed are the service ports that are not programmed as desired, sorted by name, each
 	// with its cause. Each is retried with pauses of its own, unless it is Terminal.

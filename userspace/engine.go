@@ -125,8 +125,8 @@ func (e *Engine) Sockets() []Site {
 
 // PortCounts counts the connections of a service port since its creation.
 type PortCounts struct {
-	// Accepted counts TCP connections, or flows of UDP clients. Refused counts those
-	// that no endpoint served, and Open those that have not ended.
+	// Accepted counts TCP connections, or flows of UDP clients. Refused counts the ones
+	// that no endpoint served, and Open the ones that have not ended.
 	Accepted, Refused, Open int64
 	// Retried counts the failed attempts to reach an endpoint.
 	Retried int64

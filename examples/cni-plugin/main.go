@@ -1,5 +1,5 @@
-// Cni-plugin is a chained CNI plugin that provides Services to pods whose packets bypass
-// the node's network stack, such as those of macvlan and SR-IOV. It writes a file for each
+// Cni-plugin is a chained CNI plugin that provides Services to pods with packets that
+// bypass the node's network stack, as with macvlan and SR-IOV. It writes a file for each
 // pod. The agent runs a proxy in the network namespace of each file's pod.
 package main
 

@@ -20,8 +20,8 @@ type fault struct {
 	message string
 }
 
-// assign returns the addresses of a Gateway: those that it asks for, and otherwise one of each
-// family of the pool, if possible those that it had. Only addresses of the pool may be asked
+// assign returns the addresses of a Gateway: what it asks for, and otherwise one of each
+// family of the pool, if possible the same as before. Only addresses of the pool may be asked
 // for: whoever may create a Gateway could otherwise take the address of any other service.
 func (p *pool) assign(g *gw.Gateway) (addrs []netip.Addr, f *fault) {
 	for _, want := range g.Spec.Addresses {

@@ -32,9 +32,9 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// conformanceTests are the tests of the Gateway API that TestConformance runs: those of
+// conformanceTests are the tests of the Gateway API that TestConformance runs: of
 // TCPRoutes and UDPRoutes, but for UDPRouteNotAllowedByListeners, which does nothing without
-// TLSRoutes, and those of Gateways and GatewayClasses that do not ask for HTTPRoutes.
+// TLSRoutes, and of Gateways and GatewayClasses, as far as they do not ask for HTTPRoutes.
 //
 // Two changes are made to the manifests. The base has no Gateways of HTTP, since Setup waits
 // until all are accepted. Where a test needs any listener, or one that is not of TCP, and has one

@@ -112,7 +112,7 @@ func (r *socketRules) walk(p *packet, dice func(sides int) int) error {
 	return nil
 }
 
-// readFrontends reads the pinned maps, whose layout is that of sockets.c.
+// readFrontends reads the pinned maps, which have the layout of sockets.c.
 func readFrontends(bpffs string, family v1.IPFamily) (all map[netip.AddrPort][]netip.AddrPort, err error) {
 	dir, size := "ip4", 4
 	if family == v1.IPv6Protocol {

@@ -256,7 +256,7 @@ func (c *client) shortUDP(ctx context.Context, w way, seen *counts) (answer netn
 }
 
 // bind opens a socket at the next port. The system would draw one at random: sooner or later
-// that of an earlier socket, whose flow connection tracking still knows.
+// the port of an earlier socket, when connection tracking still knows its flow.
 func (c *client) bind(w way) (socket *net.UDPConn, err error) {
 	for range attempts {
 		if socket, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(w.source(), c.port()))); err == nil {

@@ -182,8 +182,8 @@ func (f *Flow) Hash(seed maphash.Seed) uint64 {
 // Volume is what passed in one direction of an entry.
 type Volume struct{ Packets, Bytes uint64 }
 
-// Volumes are those of an entry that is being listed, or whose end is being told; ok is false if
-// the kernel did not count them.
+// Volumes returns what an entry has carried, in a list or in a notification of its end; ok is false if
+// the kernel did not count it.
 func (f *Flow) Volumes() (original, reply Volume, ok bool) {
 	to, from := Find(f.attrs, nl.CTA_COUNTERS_ORIG), Find(f.attrs, nl.CTA_COUNTERS_REPLY)
 	return parseVolume(to), parseVolume(from), to != nil

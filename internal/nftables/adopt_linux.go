@@ -16,8 +16,8 @@ type takeover struct {
 	*Engine
 
 	have *observation
-	// repairs means that endpoints whose number is wrong get those that are left over, so that only these are
-	// differences. Otherwise nothing gets a number that a record may still have.
+	// repairs means that an endpoint with a wrong number gets one that is left over, so that only such
+	// endpoints are differences. Otherwise nothing gets a number that a record may still have.
 	repairs bool
 }
 

@@ -240,7 +240,7 @@ func (v *verification) intervals() {
 	}
 }
 
-// classes are those of the plan, and those whose chains the engine may keep without users.
+// classes are the classes of the plan, and others with chains that the engine may keep without users.
 func (v *verification) classes() []class {
 	for name := range v.have.chains {
 		if c, ok := parseClass(name); ok {

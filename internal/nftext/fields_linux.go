@@ -323,7 +323,7 @@ var metaFields = map[uint32]field{ // read-only
 	unix.NFT_META_CPU: {"meta cpu", integers}, unix.NFT_META_IIFGROUP: {"iifgroup", groups}, unix.NFT_META_OIFGROUP: {"oifgroup", groups}, unix.NFT_META_CGROUP: {"meta cgroup", integers},
 }
 
-// metaSizes are those of values whose size is not four bytes.
+// metaSizes are the sizes of values that do not have four bytes.
 var metaSizes = map[uint32]int{ // read-only
 	unix.NFT_META_PROTOCOL: 2, unix.NFT_META_IIFNAME: unix.IFNAMSIZ, unix.NFT_META_OIFNAME: unix.IFNAMSIZ, unix.NFT_META_IIFTYPE: 2, unix.NFT_META_OIFTYPE: 2,
 	unix.NFT_META_NFTRACE: 1, unix.NFT_META_NFPROTO: 1, unix.NFT_META_L4PROTO: 1, unix.NFT_META_PKTTYPE: 1,

@@ -92,8 +92,8 @@ type servicePort struct {
 	number    uint16
 	nodePort  uint16
 	clusterIP netip.Addr
-	// The VIPs of the family: those that do not have an address, or whose ipMode is Proxy,
-	// are not among them.
+	// The VIPs of the family. A load balancer without an address, or with the ipMode Proxy, has
+	// none.
 	loadBalancer, external []netip.Addr
 }
 
@@ -183,8 +183,8 @@ func (o *oracle) claims(p *servicePort) (all []claim) {
 // isPods: no VIP must take over the traffic of pods.
 func (o *oracle) isPods(a netip.Addr) bool { return within(o.Node.PodCIDRs, a) }
 
-// refuses: an external IP must not take over that of the API server either, nor that of the node if
-// configured so (CVE-2020-8554).
+// refuses: an external IP must not take over the address of the API server either, nor an address of the
+// node if configured so (CVE-2020-8554).
 func (o *oracle) refuses(p *servicePort, a netip.Addr) bool {
 	reserved := p.protocol == desired.TCP && slices.Contains(o.ReservedExternalIPs, netip.AddrPortFrom(a, p.number))
 	return o.isPods(a) || reserved || o.DenyNodeExternalIPs && slices.Contains(o.Node.Addresses, a)

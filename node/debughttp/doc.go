@@ -55,9 +55,9 @@
 //	                                   POST, and only with the option Tracer: what happens to a
 //	                                   real packet; the first parameters are those of explain
 //
-// Services come sorted by namespace and name, with numbers in them by value. With q, those that
-// have it as namespace/name, name, VIP, node port or endpoint address come first, then those
-// that begin with it, then those that contain it; q may also be a VIP or endpoint with its port.
+// Services come sorted by namespace and name, with numbers in them by value. With q, Services that
+// have it as namespace/name, name, VIP, node port or endpoint address come first, then the
+// ones that begin with it, then the ones that contain it; q may also be a VIP or endpoint with its port.
 // filter is a list, separated by commas, of what a Service must have on some service port:
 //
 //	failed          the last sync could not program it

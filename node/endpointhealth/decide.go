@@ -9,9 +9,9 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// choose returns which members to eject: those whose target fails, those that are ejected
-// already first, then the ones that have failed for longest, as far as the quotas of both
-// lists allow.
+// choose returns which members to eject: members with a target that fails, of these the ejected
+// ones first, then the ones that have failed for longest, as far as the quotas of both lists
+// allow.
 func (s *servicePort) choose() map[*member]bool {
 	var inCluster, inLocal int
 	var failing []*member

@@ -85,7 +85,7 @@ func New(registerer prometheus.Registerer, o Options) (*Metrics, error) {
 // addMode adds the metrics of one mode.
 func (m *Metrics) addMode(c *collectors, o *Options) {
 	switch o.Mode {
-	case "nftables", "ebpf": // whose rules are those of nftables
+	case "nftables", "ebpf": // it has the rules of nftables
 		m.failures = c.counter(kubeProxy, "sync_proxy_rules_nftables_sync_failures_total", "Failed syncs.", labelFamily)
 		// Here the sync itself removes stale objects.
 		c.counter(kubeProxy, "sync_proxy_rules_nftables_cleanup_failures_total", "Always 0: a failed removal of stale objects counts as a failed sync.", labelFamily)

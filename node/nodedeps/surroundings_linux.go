@@ -27,9 +27,9 @@ import (
 // Surroundings returns a function for proxier.Deps.Surroundings, on the node of config. It finds settings that
 // other programs and administrators may change at any time:
 //
-//   - a family whose packets the kernel does not forward (net.ipv4.ip_forward,
+//   - an IP family that the kernel does not forward (net.ipv4.ip_forward,
 //     net.ipv6.conf.all.forwarding): only endpoints on the node are reached;
-//   - a bridge with addresses of pods whose packets do not meet the rules (net.bridge.bridge-nf-call-iptables,
+//   - a bridge with addresses of pods, if packets on it do not meet the rules (net.bridge.bridge-nf-call-iptables,
 //     -ip6tables, module br_netfilter): if a pod's connection to a Service leads to another pod of the
 //     bridge, the answer goes there directly, from an address that the client does not know, and the
 //     connection times out. Pods are those in Masquerade.PodCIDRs and in the PodCIDRs of the Node;

@@ -61,7 +61,7 @@ func (o *options) kubeProxyConfiguration() *yaml.Node {
 	return document
 }
 
-// notOfFlags returns the fields whose value is not that of a flag alone. Those without effect have kube-proxy's
+// notOfFlags returns the fields that do not have the value of a flag alone. Those without effect have kube-proxy's
 // defaults.
 func (o *options) notOfFlags() map[string]any {
 	healthz, _ := bindAddress(o.healthzAddress, healthzPort)

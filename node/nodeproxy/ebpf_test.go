@@ -19,7 +19,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// TestCgroupsByDefault are those of pods, which may come later, and that of daemons if it exists, never the root.
+// TestCgroupsByDefault: the cgroups of pods, which may come later, and the one of daemons if it exists, never the root.
 func TestCgroupsByDefault(t *testing.T) {
 	for _, c := range []struct {
 		flag, there, want []string

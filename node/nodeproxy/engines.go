@@ -200,17 +200,17 @@ func (o *options) cleanUpAll(ctx context.Context, p *proxier.Proxier, config pro
 	return errors.Join(err, o.cleanUpModes(ctx, o.otherModes(), config, log), o.removeLeftSocket(ctx))
 }
 
-// otherModes returns the kernel modes except that of the flags, and that of its rules.
+// otherModes returns the kernel modes except the mode of the flags, and the mode of its rules.
 func (o *options) otherModes() []mode {
 	return slices.DeleteFunc(kernelModes(), func(m mode) bool {
 		return m == o.kernelMode() || m == modeNFTables && o.kernelMode() == modeEBPF
 	})
 }
 
-// cleanUpOtherModes removes the rules of other modes after the first sync, and those of
-// mode ipvs when their connections have ended. A failure is tried again: connections work with the
-// rules of both modes, but those of the old one lead deleted Services to endpoints that are gone, and
-// those of mode nftables come first.
+// cleanUpOtherModes removes the rules of other modes after the first sync, and the rules
+// of mode ipvs when their connections have ended. A failure is tried again: connections work with the
+// rules of both modes, but the old rules lead deleted Services to endpoints that are gone, and rules of
+// mode nftables come first.
 func (o *options) cleanUpOtherModes(p *proxier.Proxier, l *ipvs.Leaving, config proxier.Config, log *zap.Logger) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if !untilSynced(ctx, p) {

@@ -27,8 +27,8 @@ const (
 	whyRemoved   = "newer versions of kube-proxy do not have it either"
 )
 
-// withoutEffect lists all of them: those of kube-proxy 1.37, and those that older versions
-// had, because command lines outlive them.
+// withoutEffect lists all of them: of kube-proxy 1.37, and of older versions, because
+// command lines outlive them.
 func withoutEffect() []noEffect {
 	return []noEffect{
 		{flag: "log-flush-frequency", field: "logging.flushFrequency", defaults: []string{"5s", "5000000000"}, why: whyStderr},

@@ -150,7 +150,7 @@ func chainOf(name changetracker.ServicePortName, scope desired.Scope) string {
 	return strings.ToLower(fmt.Sprintf("%s/%s/%s/%s/%v", name.Namespace, cmp.Or(name.Name, "-"), cmp.Or(name.Port, "-"), name.Protocol, scope))
 }
 
-// frontend returns the rules of one frontend: those that translate, and those that refuse.
+// frontend returns the rules of one frontend: some translate, and some refuse.
 func (s *scratch) frontend(service *desired.Service, f *desired.Frontend, globals *desired.Globals) (nat, filter []string) {
 	protocol := strings.ToLower(service.Protocol.String())
 	at := []string{fmt.Sprintf("%s daddr %v %s dport %d ", s.family, f.VIP, protocol, f.Port)}

@@ -158,8 +158,8 @@ type flows struct {
 	there owners
 	// began are those that were there after the last check.
 	began owners
-	// stale are those that some state of the API server has made stale since they began, or that
-	// became those of a Service that the engine refuses.
+	// stale are the flows that some state of the API server has made stale since they began, and the
+	// flows of a Service that the engine refuses.
 	stale map[flowKey]bool
 	// another says that another process started since the last check.
 	another bool

@@ -81,9 +81,9 @@ func choose(all []proof, m module, changed []string, budget time.Duration) (chos
 	return chosen, left
 }
 
-// telling returns the proofs that a change can break. Those come first whose own packages or files
-// have changed, not only what they import; among them those that see more of the change in a minute, and
-// for each of their own packages: one that is about everything says little about the change.
+// telling returns the proofs that a change can break. A proof comes first if its own packages or files
+// have changed, not only what they import; among such proofs, one that sees more of the change in a minute, and
+// for each of its own packages: a proof about everything says little about the change.
 func telling(all []proof, m module, changed []string) (some []*proof) {
 	ranks := map[*proof][]float64{}
 	for i := range all {

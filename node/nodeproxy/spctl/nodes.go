@@ -26,8 +26,8 @@ type NodeProxy struct {
 	Err error
 }
 
-// sides returns the proxies that a command compares: that of --address, or those of the nodes
-// that --node names, or of all.
+// sides returns the proxies that a command compares: the one at --address, or the proxies of
+// the nodes that --node names, or of all nodes.
 func (a *app) sides(ctx context.Context) ([]NodeProxy, error) {
 	if a.options.Nodes == nil {
 		return []NodeProxy{{Name: a.address, Address: a.address}}, nil
