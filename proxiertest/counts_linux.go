@@ -18,15 +18,15 @@ import (
 	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
-// Counter counts connections, as *proxier.Proxier does.
-type Counter interface {
+// counter counts connections, as *proxier.Proxier does.
+type counter interface {
 	Counts(ctx context.Context, family v1.IPFamily) (connection.Counts, error)
 }
 
 // ConnectionCounts compares the numbers of Config.CountConnections with the connections that it opens to
 // all kinds of addresses, over both families, TCP and UDP: they must be equal, for each service
 // port and each endpoint, also after changes of endpoints and of Services, a full sync and a
-// restart. Some seconds may pass until they are. Providers of the factory must be Counters.
+// restart. Some seconds may pass until they are. Providers of the factory must have the method Counts of *proxier.Proxier.
 //
 // It needs Linux and root.
 func ConnectionCounts(t *testing.T, factory Factory) {
@@ -102,9 +102,9 @@ func (c *countsTest) begin(ctx context.Context, t *testing.T) {
 
 // counts returns those of the Provider.
 func (s *stage) counts(ctx context.Context, family v1.IPFamily) (connection.Counts, error) {
-	counter, ok := s.provider.(Counter)
+	counter, ok := s.provider.(counter)
 	if !ok {
-		return connection.Counts{}, fmt.Errorf("%T is no Counter", s.provider)
+		return connection.Counts{}, fmt.Errorf("%T counts no connections", s.provider)
 	}
 	counts, err := counter.Counts(ctx, family)
 	if err != nil {

@@ -25,7 +25,7 @@ import (
 // each endpoint, over both families, TCP and UDP, for all kinds of addresses and for a pod that
 // reaches itself, while flows are open and when they have ended, also after changes of endpoints
 // and of Services, when all entries of connection tracking are deleted, and after a restart.
-// Providers of the factory must be Counters, whose traffic the kernel counts.
+// Providers of the factory must have the method Counts of *proxier.Proxier, whose traffic the kernel counts.
 //
 // It needs Linux and root.
 func TrafficCounts(t *testing.T, factory Factory) {

@@ -39,7 +39,7 @@ type historyPlane struct {
 	engines []*Engine
 }
 
-// HasSockets implements history.WithSockets.
+// HasSockets says that a restart has to open sockets again.
 func (p *historyPlane) HasSockets() {}
 
 // Config implements history.Plane.

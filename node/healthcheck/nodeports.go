@@ -45,7 +45,7 @@ type NodePortOptions struct {
 	// some addresses.
 	Addresses func(ctx context.Context) ([]netip.Addr, error)
 	// Listen opens the listeners; nil means net.ListenConfig.Listen.
-	Listen ListenFunc
+	Listen func(ctx context.Context, network, address string) (net.Listener, error)
 }
 
 // NodePortServer answers at the health check node ports of Services, at every address of the node

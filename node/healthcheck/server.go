@@ -28,10 +28,6 @@ const (
 	drainTimeout = 500 * time.Millisecond
 )
 
-// ListenFunc is net.ListenConfig.Listen or a function like it, for example for another
-// network namespace.
-type ListenFunc func(ctx context.Context, network, address string) (net.Listener, error)
-
 // Server is an HTTP server that retries until it can listen: an address that is in use,
 // for example by the previous process, is retried every 5s. A request may take 10s, and a
 // connection is closed when it was idle for 10s. There are 256 connections at most: another one
@@ -46,8 +42,8 @@ type Server struct {
 	// Logger receives one line when a failure begins and one when it ends; nil means no
 	// logging.
 	Logger *zap.Logger
-	// Listen opens the listener; nil means net.ListenConfig.Listen.
-	Listen ListenFunc
+	// Listen opens the listener, for example in another network namespace; nil means net.ListenConfig.Listen.
+	Listen func(ctx context.Context, network, address string) (net.Listener, error)
 
 	network  string       // "" means tcp
 	retry    backoff      // the zero value always pauses for bindRetry

@@ -10,7 +10,7 @@ import (
 // old engine are there together, until the latter are removed: at once if Late, or otherwise
 // at the next Converge.
 func (r *run) changeMode(ctx context.Context, s *Event) error {
-	plane, ok := r.plane.(Modes)
+	plane, ok := r.plane.(modes)
 	if !ok {
 		return nil
 	}
@@ -18,7 +18,7 @@ func (r *run) changeMode(ctx context.Context, s *Event) error {
 		return err
 	}
 	plane.SetMode(s.Damage)
-	if fresh, ok := r.fresh.(Modes); ok {
+	if fresh, ok := r.fresh.(modes); ok {
 		fresh.SetMode(s.Damage)
 	}
 	r.mixed = true
@@ -30,7 +30,7 @@ func (r *run) changeMode(ctx context.Context, s *Event) error {
 
 // unmix removes what other engines have programmed, after a sync.
 func (r *run) unmix(ctx context.Context) error {
-	plane, ok := r.plane.(Modes)
+	plane, ok := r.plane.(modes)
 	if !ok || !r.mixed {
 		return nil
 	}

@@ -80,7 +80,7 @@ func (p *modesPlane) ebpf(c proxier.Config) ebpf.Config {
 	return ebpf.Config{Config: nftables.Config{Config: c}, Sockets: p.sockets}
 }
 
-// SetMode implements history.Modes.
+// SetMode chooses the engine of the processes that start later.
 func (p *modesPlane) SetMode(number int) { p.mode = number % len(modes) }
 
 // Config implements history.Plane.
@@ -118,7 +118,7 @@ func (e *calledEngine) Apply(ctx context.Context, u desired.Update) (result prox
 	return result, err
 }
 
-// CleanOthers implements history.Modes.
+// CleanOthers removes what the other engines have programmed.
 func (p *modesPlane) CleanOthers(ctx context.Context) error {
 	var errs []error
 	for mode, newEngine := range modes {

@@ -22,7 +22,9 @@ import (
 	"github.com/serviceplane/serviceplane/runner"
 )
 
-// Plane is a network namespace that Providers of one engine program, one after another.
+// Plane is a network namespace that Providers of one engine program, one after another. It may also
+// have the method HasSockets(), if its engines serve clients by sockets of the process, and SetMode(number
+// int) with CleanOthers(context.Context) error, if its processes have several engines.
 type Plane interface {
 	// Config has what all Providers share; the history sets the rest.
 	Config() proxier.Config
@@ -37,17 +39,17 @@ type Plane interface {
 	Damage(number int, objects *Objects)
 }
 
-// WithSockets is a Plane whose engines serve clients by sockets of the process. A restart has to
+// withSockets is a Plane with engines that serve clients by sockets of the process. A restart has to
 // open them again, and connection tracking has nothing of such engines.
-type WithSockets interface{ HasSockets() }
+type withSockets interface{ HasSockets() }
 
 func hasSockets(p Plane) bool {
-	_, ok := p.(WithSockets)
+	_, ok := p.(withSockets)
 	return ok
 }
 
-// Modes is a Plane with several engines, of which each process has one.
-type Modes interface {
+// modes is a Plane with several engines, of which each process has one.
+type modes interface {
 	Plane
 	// SetMode chooses the engine of the processes that start later.
 	SetMode(number int)
@@ -377,7 +379,7 @@ func (r *run) leaveAndReturn(ctx context.Context) error {
 
 // clean removes all objects of the engine.
 func (r *run) clean(ctx context.Context, plane Plane) error {
-	if m, ok := plane.(Modes); ok {
+	if m, ok := plane.(modes); ok {
 		if err := r.whenFree(func() error { return m.CleanOthers(ctx) }); err != nil {
 			return err
 		}
