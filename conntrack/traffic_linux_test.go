@@ -22,26 +22,20 @@ import (
 )
 
 // countTraffic counts in a namespace until the returned function is called.
-func countTraffic(ctx context.Context, tb testing.TB, netNS string, log *zap.Logger) (c *conntrack.Cleaner, stop func()) {
+func countTraffic(tb testing.TB, netNS string, log *zap.Logger) (c *conntrack.Cleaner, stop func()) {
 	tb.Helper()
 	c = conntrack.New(conntrack.Options{NetNS: netNS})
-	ctx, cancel := context.WithCancel(ctx)
-	begun, ended := make(chan struct{}, 2), make(chan error, 1)
-	go func() { ended <- c.RunTraffic(ctx, log, func() { begun <- struct{}{} }) }()
+	begun := make(chan struct{}, 2)
+	stop = poll.Background(tb, func(ctx context.Context) error { return c.RunTraffic(ctx, log, func() { begun <- struct{}{} }) })
 	<-begun
-	return c, func() {
-		cancel()
-		if err := <-ended; err != nil {
-			tb.Errorf("RunTraffic: %v", err)
-		}
-	}
+	return c, stop
 }
 
 // TestTrafficIsNotCountedWithoutTheKernel: Counts says why, and the log says so once.
 func TestTrafficIsNotCountedWithoutTheKernel(t *testing.T) {
 	t.Parallel()
 	core, logs := observer.New(zap.InfoLevel)
-	c, stop := countTraffic(t.Context(), t, "/no/such/namespace", zap.New(core))
+	c, stop := countTraffic(t, "/no/such/namespace", zap.New(core))
 	poll.Until(t, "the failure is told", func() bool {
 		counts, err := c.AddTraffic(t.Context(), v1.IPv4Protocol, connection.Counts{})
 		return err == nil && !counts.Traffic && counts.TrafficProblem != "" && logs.Len() == 1
@@ -63,7 +57,7 @@ func BenchmarkTraffic(b *testing.B) {
 		b.Helper()
 		tab = newTable(b)
 		netnstest.Check(b, tab.ns.SetSysctl("net/netfilter/nf_conntrack_acct", "1"))
-		c, stop := countTraffic(b.Context(), b, tab.ns.Path(), zap.NewNop())
+		c, stop := countTraffic(b, tab.ns.Path(), zap.NewNop())
 		b.Cleanup(stop)
 		s := &desired.Service{
 			Name: changetracker.ServicePortName{Port: "dns"}, Protocol: desired.UDP, Cluster: desired.EndpointsOf(at("10.244.0.1:53")),

@@ -1,7 +1,6 @@
 package ebpf_test
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -23,6 +22,7 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/ebpf"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
@@ -85,14 +85,9 @@ func (s *scene) start(t *testing.T, step func()) (p *process, stop func()) {
 	s.program(p)
 	p.OnServiceSynced()
 	p.OnEndpointSlicesSynced()
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- p.Run(ctx) }()
+	stop = poll.Background(t, p.Run)
 	netnstest.Check(t, proxiertest.Sync(t.Context(), p))
-	return p, func() {
-		cancel()
-		netnstest.Check(t, <-ended)
-	}
+	return p, stop
 }
 
 // program says what there is.

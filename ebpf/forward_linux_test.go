@@ -1,14 +1,12 @@
 package ebpf_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -94,16 +92,7 @@ func (n *fastNode) start() {
 	n.Proxier, n.engine = p, engine
 	p.OnServiceSynced()
 	p.OnEndpointSlicesSynced()
-	ctx, stop := context.WithCancel(n.t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- p.Run(ctx) }()
-	n.stop = sync.OnceFunc(func() {
-		stop()
-		if err := <-ended; err != nil {
-			n.t.Errorf("Run = %v", err)
-		}
-	})
-	n.t.Cleanup(n.stop)
+	n.stop = poll.Background(n.t, p.Run)
 }
 
 func (n *fastNode) at(v4, v6 string) netip.Addr {

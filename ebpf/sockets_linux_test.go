@@ -75,16 +75,7 @@ func (n *node) start(t *testing.T, pods ...*proxiertest.Host) {
 	n.serve(pods...)
 	p.OnServiceSynced()
 	p.OnEndpointSlicesSynced()
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- p.Run(ctx) }()
-	n.stop = sync.OnceFunc(func() {
-		stop()
-		if err := <-ended; err != nil {
-			t.Errorf("Run = %v", err)
-		}
-	})
-	t.Cleanup(n.stop)
+	n.stop = poll.Background(t, p.Run)
 }
 
 var families = []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} // read-only

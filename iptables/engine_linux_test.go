@@ -79,21 +79,7 @@ func (w *world) startDeps(deps proxier.Deps, change ...func(*Config)) (p *proxie
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(w.t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- p.Run(ctx) }()
-	running := true
-	stop = func() {
-		if running {
-			running = false
-			cancel()
-			if err := <-ended; err != nil {
-				w.t.Errorf("Run = %v, want nil", err)
-			}
-		}
-	}
-	w.t.Cleanup(stop)
-	return p, stop
+	return p, poll.Background(w.t, p.Run)
 }
 
 // startWith runs a Provider that has Services at its first sync.
@@ -365,7 +351,7 @@ func (w *world) startOdd(odd toolConfig) *proxier.Proxier {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.runProvider(p)
+	poll.Background(w.t, p.Run)
 	p.OnServiceSynced()
 	p.OnEndpointSlicesSynced()
 	return p

@@ -35,7 +35,7 @@ func TestHealthCheckNodePortsBehindAFirewall(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w.runProvider(p)
+		poll.Background(w.t, p.Run)
 		p.OnServiceAdd(proxiertest.Service("test", "web", proxiertest.ClusterIPs("10.96.0.1", "fd00:96::1"),
 			proxiertest.NodePort("http", v1.ProtocolTCP, 80, 30080), proxiertest.LoadBalancer("198.19.0.1"),
 			proxiertest.ExternalPolicyLocal(), func(s *v1.Service) { s.Spec.HealthCheckNodePort = 30999 }))

@@ -117,24 +117,12 @@ func (w *world) startHooked() (*proxier.Proxier, *hooks) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.runProvider(p)
+	poll.Background(w.t, p.Run)
 	add(p, 0, 6)
 	p.OnServiceSynced()
 	p.OnEndpointSlicesSynced()
 	w.sync(p)
 	return p, h
-}
-
-func (w *world) runProvider(p *proxier.Proxier) {
-	ctx, cancel := context.WithCancel(w.t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- p.Run(ctx) }()
-	w.t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			w.t.Errorf("Run = %v, want nil", err)
-		}
-	})
 }
 
 // saved4 returns the rules of both IPv4 tables, sorted by chain, without the chain LOST.

@@ -94,7 +94,7 @@ func (w *world) startUnwatched() *proxier.Proxier {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.runProvider(p)
+	poll.Background(w.t, p.Run)
 	return p
 }
 

@@ -40,9 +40,7 @@ func (n *node) nftables() (stop func()) {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(n.t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- p.Run(ctx) }()
+	stop = poll.Background(n.t, p.Run)
 	p.OnServiceAdd(web())
 	p.OnEndpointSliceAdd(webSlice(n.world.LocalPods[0]))
 	p.OnServiceSynced()
@@ -50,12 +48,7 @@ func (n *node) nftables() (stop func()) {
 	if err := proxiertest.Sync(n.t.Context(), p); err != nil {
 		n.t.Fatal(err)
 	}
-	return func() {
-		cancel()
-		if err := <-ended; err != nil {
-			n.t.Error(err)
-		}
-	}
+	return stop
 }
 
 // TestLeavingGoesOnAfterARestart: while an open connection drains, the VIP is no address,

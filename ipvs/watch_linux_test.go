@@ -22,9 +22,7 @@ func TestWatchReportsAddressesAndDeletesDrained(t *testing.T) {
 	mustApply(t, e, removal("web"))
 	n.device.elsewhere = append(n.device.elsewhere, netip.MustParseAddr("192.0.2.77")) // added before Watch subscribed
 	damages := make(chan proxier.Damage, 10)
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- e.Watch(ctx, func(d proxier.Damage) { damages <- d }) }()
+	poll.Background(t, func(ctx context.Context) error { return e.Watch(ctx, func(d proxier.Damage) { damages <- d }) })
 	awaitDamage(t, damages, "addresses of the node")
 	if err := ns.AddAddrs("lo", netip.MustParsePrefix("203.0.113.5/32")); err != nil {
 		t.Fatal(err)
@@ -35,10 +33,6 @@ func TestWatchReportsAddressesAndDeletesDrained(t *testing.T) {
 		defer e.mu.Unlock()
 		return len(n.kernel.virtuals) == 0
 	})
-	stop()
-	if err := <-ended; err != nil {
-		t.Errorf("Watch = %v, want nil at the end of its context", err)
-	}
 }
 
 // TestWatchEndsWithTheWatchOfTheRules, and with its error.
@@ -61,14 +55,8 @@ func TestWatchAsksForAFullSyncAfterAFailure(t *testing.T) {
 	mustApply(t, e, removal("web"))
 	n.rules.err = errFault
 	damages := make(chan proxier.Damage, 10)
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- e.Watch(ctx, func(d proxier.Damage) { damages <- d }) }()
+	poll.Background(t, func(ctx context.Context) error { return e.Watch(ctx, func(d proxier.Damage) { damages <- d }) })
 	awaitDamage(t, damages, "")
-	stop()
-	if err := <-ended; err != nil {
-		t.Errorf("Watch = %v, want nil at the end of its context", err)
-	}
 }
 
 // TestDamageIsReportedOnce, also beside a change by the engine; deleting drained servers is

@@ -1,9 +1,9 @@
 package proxiertest
 
 import (
-	"context"
 	"testing"
 
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -13,13 +13,5 @@ func Run(tb testing.TB, p proxier.Provider) {
 	tb.Helper()
 	p.OnServiceSynced()
 	p.OnEndpointSlicesSynced()
-	ctx, stop := context.WithCancel(tb.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- p.Run(ctx) }()
-	tb.Cleanup(func() {
-		stop()
-		if err := <-ended; err != nil {
-			tb.Errorf("Run = %v", err)
-		}
-	})
+	poll.Background(tb, p.Run)
 }

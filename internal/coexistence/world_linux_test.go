@@ -1,7 +1,6 @@
 package coexistence
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -162,21 +161,7 @@ func (w *world) start(e engine) *proxy {
 	}
 	p.OnServiceSynced()
 	p.OnEndpointSlicesSynced()
-	ctx, cancel := context.WithCancel(w.t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- p.Run(ctx) }()
-	running := true
-	stop := func() {
-		if !running {
-			return
-		}
-		running = false
-		cancel()
-		if err := <-ended; err != nil {
-			w.t.Errorf("Run = %v, want nil", err)
-		}
-	}
-	w.t.Cleanup(stop)
+	stop := poll.Background(w.t, p.Run)
 	w.sync(p)
 	return &proxy{p, stop}
 }

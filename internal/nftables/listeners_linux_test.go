@@ -16,15 +16,8 @@ import (
 // watchUntilDamage starts a watch, and waits until it reports damage or a possible one.
 func watchUntilDamage(t *testing.T, e *Engine) (reported <-chan proxier.Damage) {
 	t.Helper()
-	ctx, stop := context.WithCancel(t.Context())
-	damages, ended := make(chan proxier.Damage, 100), make(chan error, 1)
-	go func() { ended <- e.Watch(ctx, func(d proxier.Damage) { damages <- d }) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-ended; err != nil {
-			t.Errorf("watch: %v", err)
-		}
-	})
+	damages := make(chan proxier.Damage, 100)
+	poll.Background(t, func(ctx context.Context) error { return e.Watch(ctx, func(d proxier.Damage) { damages <- d }) })
 	poll.Until(t, "the watch begins", e.listeners.listening)
 	return damages
 }

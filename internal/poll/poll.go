@@ -1,5 +1,5 @@
 // Package poll waits in tests until a condition holds, for example one of the kernel, a
-// process or a goroutine.
+// process or a goroutine. It also runs what a test needs beside it.
 package poll
 
 import (

@@ -1,7 +1,6 @@
 package refusals
 
 import (
-	"context"
 	"net/netip"
 	"testing"
 	"time"
@@ -9,6 +8,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/internal/oracle"
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
@@ -42,16 +42,7 @@ func (l *life) begin(with bool) (p *proxier.Proxier, end func()) {
 	}
 	p.OnServiceSynced()
 	p.OnEndpointSlicesSynced()
-	ctx, cancel := context.WithCancel(l.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- p.Run(ctx) }()
-	end = func() {
-		l.Helper()
-		cancel()
-		if err := <-ended; err != nil {
-			l.Errorf("Run = %v", err)
-		}
-	}
+	end = poll.Background(l, p.Run)
 	l.sync(p)
 	return p, end
 }

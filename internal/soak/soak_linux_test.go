@@ -177,14 +177,7 @@ func begin(t *testing.T, factory proxiertest.Factory, topology *proxiertest.Topo
 	n.provider, err = factory(n.topology.Config(), proxier.Deps{})
 	netnstest.Check(t, err)
 	n.world = newWorld(n.provider, seed, pods, *services)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- n.provider.Run(ctx) }()
-	n.end = sync.OnceFunc(func() {
-		cancel()
-		netnstest.Check(t, <-ended)
-	})
-	t.Cleanup(n.end)
+	n.end = poll.Background(t, n.provider.Run)
 	n.sync()
 	return n
 }

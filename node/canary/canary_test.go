@@ -19,6 +19,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -158,16 +159,7 @@ func inBubble(t *testing.T, options Options, test func(t *testing.T, k *kit)) {
 		}
 		k := &kit{fake: &fake{synced: true, address: node1, listeners: map[netip.AddrPort]*fakeListener{}}, canary: c, logs: logs}
 		c.network = k.fake
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- c.Run(ctx, k) }()
-		k.stop = sync.OnceFunc(func() {
-			cancel()
-			if err := <-ended; err != nil {
-				t.Error(err)
-			}
-		})
-		defer k.stop()
+		k.stop = poll.Background(t, func(ctx context.Context) error { return c.Run(ctx, k) })
 		test(t, k)
 	})
 }

@@ -110,20 +110,8 @@ func (w *world) run(change func(*canary.Options)) {
 	w.canary, err = canary.New(options)
 	netnstest.Check(w.t, err)
 	w.health = healthcheck.NewHandler(w.canary.Extend(w.provider.Status), healthcheck.HandlerOptions{UnhealthyConditions: []string{canary.ConditionCanary}})
-	ctx, stop := context.WithCancel(w.t.Context())
-	ended := make(chan error, 2)
-	go func() { ended <- w.provider.Run(ctx) }()
-	go func() { ended <- w.canary.Run(ctx, w.provider) }()
-	w.t.Cleanup(func() {
-		stop()
-		for range cap(ended) {
-			if err := <-ended; err != nil {
-				w.t.Error(err)
-			}
-		}
-	})
-	w.provider.OnServiceSynced()
-	w.provider.OnEndpointSlicesSynced()
+	proxiertest.Run(w.t, w.provider)
+	poll.Background(w.t, func(ctx context.Context) error { return w.canary.Run(ctx, w.provider) })
 }
 
 func (w *world) command(args ...string) {

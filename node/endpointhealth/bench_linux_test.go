@@ -50,15 +50,7 @@ func BenchmarkThousandEndpoints(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			ctx, stop := context.WithCancel(b.Context())
-			ended := make(chan error, 1)
-			go func() { ended <- checker.Run(ctx, p) }()
-			defer func() {
-				stop()
-				if err := <-ended; err != nil {
-					b.Error(err)
-				}
-			}()
+			defer poll.Background(b, func(ctx context.Context) error { return checker.Run(ctx, p) })()
 			poll.Until(b, "all are checked", func() bool { return checker.Status().Checks > benchEndpoints })
 			b.ResetTimer()
 			before, cpu := checker.Status().Checks, cpuTime(b)

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -58,20 +57,11 @@ func newWorld(t *testing.T, policy endpointhealth.CheckPolicy) *world {
 		Choose: always(policy),
 	})
 	netnstest.Check(t, err)
-	ctx, stop := context.WithCancel(t.Context())
-	var running sync.WaitGroup
-	for _, run := range []func() error{
-		func() error { return p.Run(ctx) },
-		func() error { return w.checker.Run(ctx, p) },
-		func() error { return conntrack.ReportConnections(ctx, config.NetNS, w.checker.Suspect) },
-	} {
-		running.Go(func() {
-			if err := run(); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	t.Cleanup(func() { stop(); running.Wait() })
+	poll.Background(t, p.Run)
+	poll.Background(t, func(ctx context.Context) error { return w.checker.Run(ctx, p) })
+	poll.Background(t, func(ctx context.Context) error {
+		return conntrack.ReportConnections(ctx, config.NetNS, w.checker.Suspect)
+	})
 	netnstest.Check(t, proxiertest.Sync(t.Context(), p))
 	return w
 }
