@@ -106,13 +106,13 @@ func TestSelect(t *testing.T) {
 		"TOP-08 3 same zone":             {"", "a:R:zone=zone-a b:R:zone=zone-b c:R:zone=zone-b,zone-a", want{"ac", "", "ac", true}},
 		"TOP-08 3 after 2 did not match": {"", "a:R:node=x:zone=zone-a b:R:node=y:zone=zone-b", want{"a", "", "a", true}},
 		"TOP-08 4 no zone matches":       {"", "a:R:zone=zone-c b:R:zone=zone-b", want{"ab", "", "ab", true}},
-		"TOP-09 one without node hint":   {"", "a:R:node=here b:R", want{"ab", "", "ab", true}},
-		"TOP-09 one without zone hint":   {"", "a:R:zone=zone-a b:R", want{"ab", "", "ab", true}},
-		"TOP-09 unready without hint":    {"", "a:R:zone=zone-a b:S c", want{"a", "", "a", true}},
-		"TOP-09 unready with a hint":     {"", "a:R:zone=zone-b b:S:zone=zone-a", want{"a", "", "a", true}},
 		"TOP-04 hints never filter local": {
 			"i", "a:R:L:zone=zone-b b:R:zone=zone-a", want{"b", "a", "a", true},
 		},
+		"TOP-09 one without node hint": {"", "a:R:node=here b:R", want{"ab", "", "ab", true}},
+		"TOP-09 one without zone hint": {"", "a:R:zone=zone-a b:R", want{"ab", "", "ab", true}},
+		"TOP-09 unready without hint":  {"", "a:R:zone=zone-a b:S c", want{"a", "", "a", true}},
+		"TOP-09 unready with a hint":   {"", "a:R:zone=zone-b b:S:zone=zone-a", want{"a", "", "a", true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := Select(port(c.policies), endpointsFrom(t, c.endpoints), Node{Name: "here", Zone: "zone-a"})

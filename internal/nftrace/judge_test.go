@@ -48,61 +48,17 @@ func TestJudge(t *testing.T) {
 		agrees  bool
 		text    string // in By or Reasons
 	}{
-		"translated": {
-			TracedPacket{Hops: []Hop{arrives, hop("postrouting$", client, pod)}},
-			nil, explained(desired.VerdictForward, false, ""),
-			OutcomeTranslated, true, "translated to 10.244.1.2:8080, it left the node with its source",
-		},
-		"masqueraded": {
-			TracedPacket{Hops: []Hop{arrives, hop("postrouting$", nodeAddr, pod)}},
-			nil, explained(desired.VerdictForward, true, ""),
-			OutcomeTranslated, true, "with source 192.0.2.1",
-		},
-		"masqueraded against the explanation": {
-			TracedPacket{Hops: []Hop{arrives, hop("postrouting$", nodeAddr, pod)}},
-			nil, explained(desired.VerdictForward, false, ""),
-			OutcomeTranslated, false, "the explanation says that it is kept",
-		},
-		"not masqueraded against the explanation": {
-			TracedPacket{Hops: []Hop{arrives, hop("postrouting$", client, pod)}},
-			nil, explained(desired.VerdictForward, true, ""),
-			OutcomeTranslated, false, "the explanation says that it is masqueraded",
-		},
-		"to an endpoint that is excluded": {
-			TracedPacket{Hops: []Hop{arrives, hop("postrouting$", client, pod)}},
-			nil, explained(desired.VerdictForward, false, "not ready"),
-			OutcomeTranslated, false, "not among the endpoints that the packet may go to",
-		},
-		"translated though dropped": {
-			TracedPacket{Hops: []Hop{arrives, hop("input$", client, pod)}},
-			nil, explained(desired.VerdictDrop, false, ""),
-			OutcomeTranslated, false, "the explanation says drop, but the packet was translated",
-		},
-		"passed": {
-			TracedPacket{Hops: []Hop{arrives, hop("input$", client, vip)}},
-			nil, explained(desired.VerdictPass, false, ""),
-			OutcomePassed, true, "it was delivered on the node",
-		},
-		"passed against the explanation": {
-			TracedPacket{Hops: []Hop{arrives, hop("postrouting$", client, vip)}},
-			nil, explained(desired.VerdictForward, false, ""),
-			OutcomePassed, false, "the proxy's rules are gone or incomplete",
-		},
-		"rejected": {
-			TracedPacket{Hops: []Hop{arrives}, Steps: []MatchedRule{ours}},
-			nil, explained(desired.VerdictReject, false, ""),
-			OutcomeRejected, true, "rejected by rule 'reject' (handle 3) of chain reject in table ip serviceplane: a rule of this proxy",
-		},
-		"rejected against the explanation": {
-			TracedPacket{Hops: []Hop{arrives}, Steps: []MatchedRule{ours}},
-			nil, explained(desired.VerdictDrop, false, ""),
-			OutcomeRejected, false, "are not those that it wants",
-		},
-		"dropped by another program": {
-			TracedPacket{Hops: []Hop{arrives}, Steps: []MatchedRule{foreign}},
-			nil, explained(desired.VerdictDrop, false, ""),
-			OutcomeDropped, false, "dropped by rule 'ip saddr 10.0.0.0/8 drop' (handle 7) of chain forward in table inet firewall: not a rule of this proxy",
-		},
+		"translated":                              {TracedPacket{Hops: []Hop{arrives, hop("postrouting$", client, pod)}}, nil, explained(desired.VerdictForward, false, ""), OutcomeTranslated, true, "translated to 10.244.1.2:8080, it left the node with its source"},
+		"masqueraded":                             {TracedPacket{Hops: []Hop{arrives, hop("postrouting$", nodeAddr, pod)}}, nil, explained(desired.VerdictForward, true, ""), OutcomeTranslated, true, "with source 192.0.2.1"},
+		"masqueraded against the explanation":     {TracedPacket{Hops: []Hop{arrives, hop("postrouting$", nodeAddr, pod)}}, nil, explained(desired.VerdictForward, false, ""), OutcomeTranslated, false, "the explanation says that it is kept"},
+		"not masqueraded against the explanation": {TracedPacket{Hops: []Hop{arrives, hop("postrouting$", client, pod)}}, nil, explained(desired.VerdictForward, true, ""), OutcomeTranslated, false, "the explanation says that it is masqueraded"},
+		"to an endpoint that is excluded":         {TracedPacket{Hops: []Hop{arrives, hop("postrouting$", client, pod)}}, nil, explained(desired.VerdictForward, false, "not ready"), OutcomeTranslated, false, "not among the endpoints that the packet may go to"},
+		"translated though dropped":               {TracedPacket{Hops: []Hop{arrives, hop("input$", client, pod)}}, nil, explained(desired.VerdictDrop, false, ""), OutcomeTranslated, false, "the explanation says drop, but the packet was translated"},
+		"passed":                                  {TracedPacket{Hops: []Hop{arrives, hop("input$", client, vip)}}, nil, explained(desired.VerdictPass, false, ""), OutcomePassed, true, "it was delivered on the node"},
+		"passed against the explanation":          {TracedPacket{Hops: []Hop{arrives, hop("postrouting$", client, vip)}}, nil, explained(desired.VerdictForward, false, ""), OutcomePassed, false, "the proxy's rules are gone or incomplete"},
+		"rejected":                                {TracedPacket{Hops: []Hop{arrives}, Steps: []MatchedRule{ours}}, nil, explained(desired.VerdictReject, false, ""), OutcomeRejected, true, "rejected by rule 'reject' (handle 3) of chain reject in table ip serviceplane: a rule of this proxy"},
+		"rejected against the explanation":        {TracedPacket{Hops: []Hop{arrives}, Steps: []MatchedRule{ours}}, nil, explained(desired.VerdictDrop, false, ""), OutcomeRejected, false, "are not those that it wants"},
+		"dropped by another program":              {TracedPacket{Hops: []Hop{arrives}, Steps: []MatchedRule{foreign}}, nil, explained(desired.VerdictDrop, false, ""), OutcomeDropped, false, "dropped by rule 'ip saddr 10.0.0.0/8 drop' (handle 7) of chain forward in table inet firewall: not a rule of this proxy"},
 		"lost in a hook": {
 			TracedPacket{Hops: []Hop{arrives, hop("forward", client, pod)}, Lost: true},
 			[]string{"filter", "nat"},
@@ -115,16 +71,8 @@ func TestJudge(t *testing.T) {
 			explained(desired.VerdictReject, false, ""),
 			OutcomeLost, true, "the proxy's own rules of iptables-legacy do that unseen, and so do others",
 		},
-		"lost in a hook without iptables-legacy": {
-			TracedPacket{Hops: []Hop{arrives, hop("forward", client, pod)}, Lost: true},
-			nil, explained(desired.VerdictPass, false, ""),
-			OutcomeLost, false, "iptables-legacy has no tables here: look for BPF programs",
-		},
-		"lost between hooks": {
-			TracedPacket{Hops: []Hop{arrives, hop("prerouting$", client, vip)}, Lost: true},
-			nil, explained(desired.VerdictPass, false, ""),
-			OutcomeLost, true, "lost after hook prerouting",
-		},
+		"lost in a hook without iptables-legacy": {TracedPacket{Hops: []Hop{arrives, hop("forward", client, pod)}, Lost: true}, nil, explained(desired.VerdictPass, false, ""), OutcomeLost, false, "iptables-legacy has no tables here: look for BPF programs"},
+		"lost between hooks":                     {TracedPacket{Hops: []Hop{arrives, hop("prerouting$", client, vip)}, Lost: true}, nil, explained(desired.VerdictPass, false, ""), OutcomeLost, true, "lost after hook prerouting"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -133,33 +133,30 @@ func TestSettingsWithoutEffect(t *testing.T) {
 	}
 }
 
+// TestBadArguments: the error names the argument, and what to write.
 func TestBadArguments(t *testing.T) {
-	for args, want := range map[string]string{
-		"--proxy-mode=ipvs --feature-gates=KubeProxyIPVS=false": "--feature-gates=KubeProxyIPVS=false: want no KubeProxyIPVS=false with mode ipvs",
-		"--kube-api-burst=-1":             "--kube-api-burst=-1: want 0 or more",
-		"--kube-api-content-type=x/y":     "--kube-api-content-type=x/y: want application/vnd.kubernetes.protobuf or application/json",
-		"--bind-address=node-1":           "--bind-address=node-1: want an IP address",
-		"--healthz-port=65536":            "--healthz-port=65536: want a port",
-		"--metrics-port=-1":               "--metrics-port=-1: want a port",
-		"--oom-score-adj=-1001":           "--oom-score-adj=-1001: want -1000 to 1000",
-		"--logging-format=xml":            "--logging-format=xml: want text or json",
-		"--feature-gates=A":               "--feature-gates=A: want a value of type NAME=BOOL",
-		"--feature-gates=B=true,C=maybe":  "--feature-gates=B=true,C=maybe: want a value of type NAME=BOOL",
-		"--alsologtostderr --no-such=1":   "--no-such: no such flag",
-		"--log-file x --stderrthresholds": "--stderrthresholds: no such flag",
-		"start":                           "start: want flags only",
-		"-- --cleanup":                    "--cleanup: want flags only",
-		"-":                               "-: want flags only",
-		"--foo bar":                       "--foo: no such flag",
-		"--manifests":                     "flag needs an argument",
-		"--instance --foo":                "--instance=--foo: want 1 to 7",
-		"-v4 --instance=XX":               "--instance=XX",
-		"-v 4 --instance=XX":              "--instance=XX",
-		"-vx":                             "--v=x: want a value of type int",
+	for want, all := range map[string][]string{
+		"%s: want a port":                      {"--healthz-port=65536", "--metrics-port=-1"},
+		"%s: want flags only":                  {"start", "-- --cleanup", "-"},
+		"%s: no such flag":                     {"--alsologtostderr --no-such", "--log-file x --stderrthresholds", "--foo"},
+		"%s: want a value of type NAME=BOOL":   {"--feature-gates=A", "--feature-gates=B=true,C=maybe"},
+		"%s: want no KubeProxyIPVS=false with": {"--proxy-mode=ipvs --feature-gates=KubeProxyIPVS=false"},
+		"%s: want 0 or more":                   {"--kube-api-burst=-1"},
+		"%s: want application/vnd.kubernetes.protobuf or application/json": {"--kube-api-content-type=x/y"},
+		"%s: want an IP address":          {"--bind-address=node-1"},
+		"%s: want -1000 to 1000":          {"--oom-score-adj=-1001"},
+		"%s: want text or json":           {"--logging-format=xml"},
+		"flag needs an argument":          {"--manifests"},
+		"--instance=--foo: want 1 to 7":   {"--instance --foo"},
+		"%s: want 1 to 7":                 {"-v4 --instance=XX", "-v 4 --instance=XX"},
+		"--v=x: want a value of type int": {"-vx"},
 	} {
-		err := execute(t.Context(), strings.Fields(args), nil)
-		if err == nil || !strings.Contains(err.Error(), want) || strings.Count(err.Error(), "\n") != 1 {
-			t.Errorf("%s: %v, want one error with %q", args, err, want)
+		for _, args := range all {
+			fields := strings.Fields(args)
+			want, err := strings.Replace(want, "%s", fields[len(fields)-1], 1), execute(t.Context(), fields, nil)
+			if err == nil || !strings.Contains(err.Error(), want) || strings.Count(err.Error(), "\n") != 1 {
+				t.Errorf("%s: %v, want one error with %q", args, err, want)
+			}
 		}
 	}
 }
