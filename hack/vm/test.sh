@@ -3,7 +3,7 @@
 # machine's, in virtual machines: 5.10, the oldest that README promises, and 6.12, unless
 # others are named; see base.sh. With -all it also runs 6.1 and the newest one, and on each
 # kernel what depends little on the kernel. With -packets it runs the packet tests of every
-# engine and no others, also on this machine's kernel, and prints a table of the checks.
+# engine and no others, also on this machine's kernel.
 # With -draw it runs N packages on each kernel, by chance: DRAW_SEED repeats it.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -162,12 +162,4 @@ for kernel in "${kernels[@]}"; do
   cat "$logs/$kernel"/* >"$logs/$kernel.json"
   go run ./internal/guard/summary "$logs/$kernel.json" || status=1
 done
-if [ "$selection" = packets ]; then
-  newest=
-  if [ -n "${machines[newest]:-}" ]; then
-    newest="$(cut -d . -f 1,2 "${machines[newest]}/release")"
-  fi
-  go run ./internal/guard/kernels "${kernels[@]/#/$logs/}" |
-    sed "s/^| host |/| $(uname -r | cut -d . -f 1,2), this machine's |/; s/^| newest |/| $newest |/" || status=1
-fi
 exit "$status"

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"net"
 	"net/netip"
-	"strings"
 	"testing"
 	"time"
 
@@ -123,15 +122,4 @@ func (f *Frames) Send(tb testing.TB, n uint32) (ns float64) {
 		return err
 	}))
 	return ns
-}
-
-// Load creates what an object file has until the test ends.
-func Load(tb testing.TB, object string) *ebpf.Collection {
-	tb.Helper()
-	spec, err := ebpf.LoadCollectionSpecFromReader(strings.NewReader(object))
-	netnstest.Check(tb, err)
-	c, err := ebpf.NewCollection(spec)
-	netnstest.Check(tb, err)
-	tb.Cleanup(func() { bpfx.CloseCollection(c) })
-	return c
 }

@@ -74,7 +74,7 @@ func kernels() (some []proof) {
 	return append(some,
 		row("kernels-all", "On every kernel, what depends little on the kernel holds too.", []need{needsRoot},
 			run(240, "hack/vm/test.sh -all")).on(on...).on("./node/nodeproxy", "./internal/refusals"),
-		row("kernels-packets", "Packets of every engine fare the same on every kernel, and a table counts the checks.", kernel(),
+		row("kernels-packets", "Packets of every engine fare the same on every kernel.", kernel(),
 			run(120, "hack/vm/test.sh -packets")).on(on...),
 		row("chaos-ipvs", "In mode ipvs, nobody notices that the proxy is killed, stopped or replaced; also when the clock jumps.", []need{needsRoot, git},
 			run(15, "hack/vm/chaos.sh 6.1 -engine=ipvs -for=10m")).on("hack/vm/", "./internal/chaos", "./node/nodeproxy"))

@@ -1,4 +1,4 @@
-package main
+package guard
 
 import (
 	"os"
@@ -17,7 +17,7 @@ func TestTheOldestKernelIsTested(t *testing.T) {
 		"docs/ENGINES.md":                  `Linux (\S+) or newer`,
 		"docs/STABILITY.md":                `\*\*Linux\*\* (\S+) or newer`,
 	} {
-		text, err := os.ReadFile(path.Join("../../..", file))
+		text, err := os.ReadFile(path.Join(root, file))
 		if named := regexp.MustCompile(pattern).FindSubmatch(text); named == nil || string(named[1]) != "5.10" {
 			t.Errorf("%s names %q as the oldest kernel (%v), want 5.10", file, named, err)
 		}
