@@ -29,7 +29,7 @@ func ExampleNew() {
 
 	config := nftables.Config{Config: proxier.Config{
 		Node:  changetracker.Node{Name: "node-1", Zone: "zone-a"},
-		Names: proxier.KubeProxyNames(), // or NamesFor("mine"), beside a kube-proxy
+		Names: proxier.KubeProxyNames(), // beside a kube-proxy: none, and another Masquerade.Mark
 	}}
 	p, err := nftables.New(config, proxier.Deps{Logger: zap.NewExample()})
 	if err != nil {
