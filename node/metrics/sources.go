@@ -118,7 +118,7 @@ func (s *scraped) Collect(out chan<- prometheus.Metric) {
 
 // ofCanary has the results of a canary.
 func (s *scraped) ofCanary() {
-	passing := s.gauge("serviceplane_canary_passing", "1 while the canary's connections through the proxy's rules reach their endpoint, otherwise 0.", labelFamily)
+	passing := s.gauge("serviceplane_canary_passing", "1 while the canary's connections through the proxy's rules reach their endpoint, 0 while they fail; absent before the first result, and where the node cannot test.", labelFamily)
 	tests := s.counter("serviceplane_canary_tests_total", "Connections of the canary through the proxy's rules, by result: passed or failed.", labelFamily, labelResult)
 	success := s.gauge("serviceplane_canary_last_success_timestamp_seconds", "Time when the canary's last successful test ended; 0 if none did.", labelFamily)
 	duration := s.gauge("serviceplane_canary_duration_seconds", "Duration of the canary's last successful test.", labelFamily)
@@ -128,7 +128,9 @@ func (s *scraped) ofCanary() {
 		}
 		for name, c := range from.Canary() {
 			family := string(name)
-			passing(out, oneIf(c.State == canary.StatePassing), family)
+			if c.State == canary.StatePassing || c.State == canary.StateFailing { // untested is no fault
+				passing(out, oneIf(c.State == canary.StatePassing), family)
+			}
 			tests(out, float64(c.Passed), family, "passed")
 			tests(out, float64(c.Failed), family, "failed")
 			success(out, seconds(c.LastSuccess), family)
