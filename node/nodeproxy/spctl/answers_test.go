@@ -1,9 +1,12 @@
 package spctl_test
 
 import (
+	"bytes"
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/spf13/cobra"
 
 	"github.com/serviceplane/serviceplane/node/nodeproxy/spctl"
 )
@@ -54,6 +57,27 @@ func TestAnswers(t *testing.T) {
 		all.WriteString(transcript(t, spctl.Options{Address: address + step.path}, step.line))
 	}
 	golden(t, "answers.txt", all.String())
+}
+
+// TestExamplesBeginWithTheCommand, also if another program mounts it, and each time.
+func TestExamplesBeginWithTheCommand(t *testing.T) {
+	t.Parallel()
+	agent := &cobra.Command{Use: "agent"}
+	agent.AddCommand(spctl.New(spctl.Options{Use: "proxy"}))
+	for name, root := range map[string]*cobra.Command{"spctl": spctl.New(spctl.Options{}), "agent proxy": agent} {
+		for range 2 {
+			var out bytes.Buffer
+			root.SetOut(&out)
+			root.SetArgs(append(strings.Fields(name)[1:], "trace", "--help"))
+			if err := root.Execute(); err != nil {
+				t.Error(err)
+			}
+			want := "Examples:\n" + name + " trace 10.244.0.1 10.96.0.10:80 --send\n" + name + " trace 10.244.0.1 10.96.0.10:80/UDP"
+			if !strings.Contains(out.String(), want) {
+				t.Errorf("the help is\n%swant\n%s", &out, want)
+			}
+		}
+	}
 }
 
 // TestParameters are what the flags of trace become.

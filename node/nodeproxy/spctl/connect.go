@@ -146,13 +146,17 @@ func (p *proxy) refused(path string, response *http.Response) error {
 		if response.StatusCode == http.StatusNotFound && sent.Error == noSuchPage {
 			sent.Error = "this proxy has no " + path + "; its version or configuration does not offer it"
 			if path == "trace" {
-				sent.Error += ", or only at its socket: run the command on its node"
+				sent.Error = noTrace
 			}
 		}
 		return &refusedError{response.StatusCode, fmt.Sprintf("%s: %s", p.name, sent.Error)}
 	}
 	return &refusedError{response.StatusCode, fmt.Sprintf("ask %s: %s (is the debug handler of a proxy mounted there?)", p.name, response.Status)}
 }
+
+// noTrace says who has the page trace.
+const noTrace = "the page of this proxy has no trace: nodeproxy has one only at its socket, for spctl on the node without --address, and none in mode userspace; " +
+	"a program that embeds an engine needs debughttp.WithTracer, see package node/packettrace"
 
 // noSuchPage is the error of debughttp for an unknown path.
 const noSuchPage = "no such page"

@@ -153,7 +153,7 @@ func (a *app) diff() *cobra.Command {
 		Short: "Compare what is programmed with a file of command state, or with other proxies",
 		Long: "Compare the Services and endpoints that are programmed with files of command state, or with other proxies. " +
 			"The exit status is 1 if there are differences.",
-		Example: "state > before.json; diff before.json\ndiff --with http://192.0.2.2:10290",
+		Example: "state > before.json\ndiff before.json\ndiff --with http://192.0.2.2:10290",
 	}
 	c.Flags().StringArrayVar(&with, "with", nil, "address of another proxy; may be repeated")
 	c.RunE = func(c *cobra.Command, files []string) error {

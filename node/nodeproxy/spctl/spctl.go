@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -98,7 +99,25 @@ func New(options Options) *cobra.Command {
 	flags.DurationVar(&a.timeout, "request-timeout", timeout, "how long one request may take; 0 for no limit")
 	must(command.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats(), cobra.ShellCompDirectiveNoFileComp)))
 	command.AddCommand(a.services(), a.get(), a.explain(), a.status(), a.syncs(), a.watch(), a.state(), a.diff(), a.verify(), a.rules(), a.wait(), a.counts())
+	completeExamples(command)
 	return command
+}
+
+// completeExamples begins each line of an example with the name of command. Only the help knows the name: another
+// command may have this one as a subcommand.
+func completeExamples(command *cobra.Command) {
+	command.SetHelpFunc(func(c *cobra.Command, args []string) {
+		help := (&cobra.Command{}).HelpFunc() // cobra's
+		if parent := command.Parent(); parent != nil {
+			help = parent.HelpFunc()
+		}
+		if lines := c.Example; lines != "" {
+			begin := command.CommandPath() + " "
+			c.Example = begin + strings.ReplaceAll(lines, "\n", "\n"+begin)
+			defer func() { c.Example = lines }()
+		}
+		help(c, args)
+	})
 }
 
 // plain returns a command without arguments; long may be empty.

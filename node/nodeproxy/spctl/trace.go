@@ -82,6 +82,9 @@ func (a *app) follows(c *cobra.Command, t *tracing, args []string) error {
 		return err
 	}
 	if !t.send {
+		if err := to.traces(c.Context()); err != nil {
+			return err
+		}
 		_, _ = fmt.Fprintln(c.ErrOrStderr(), "waiting for such a packet") // for people
 	}
 	ctx, stop := a.limited(c.Context(), t.timeout)
@@ -99,6 +102,15 @@ func (a *app) follows(c *cobra.Command, t *tracing, args []string) error {
 		return err
 	}
 	return traceResult(&answer)
+}
+
+// traces returns nil if the proxy has the page trace, which answers a GET only with the method that it wants.
+func (p *proxy) traces(ctx context.Context) error {
+	_, err := p.get(ctx, "trace", nil)
+	if refused, ok := errors.AsType[*refusedError](err); ok && refused.status == http.StatusMethodNotAllowed {
+		return nil
+	}
+	return err
 }
 
 // unseen is the verdict of a trace without a packet.
