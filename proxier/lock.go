@@ -21,6 +21,6 @@ func (n Names) owned() []ownedName {
 }
 
 func inUseError(n ownedName, family v1.IPFamily, holder string) error {
-	return fmt.Errorf("%w: %s %s of %s is programmed by %s: stop it, or give one of the two other Names",
+	return fmt.Errorf("%w: %s %s of %s is programmed by %s: stop it, or give one of the two names of its own (Config.Names; --instance of nodeproxy)",
 		ErrInUse, n.kind, n.name, family, holder)
 }

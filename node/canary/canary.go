@@ -192,8 +192,10 @@ func (f *family) logChange(before, after *TestStatus) {
 		return
 	}
 	fields := []zap.Field{
-		zap.String("family", string(f.name)), zap.Stringer("vip", after.VIP), zap.Stringer("endpoint", after.Endpoint),
-		zap.Stringer("before", before.State),
+		zap.String("family", string(f.name)), zap.Stringer("vip", after.VIP), zap.Stringer("before", before.State),
+	}
+	if after.Endpoint.IsValid() { // there was one
+		fields = append(fields, zap.Stringer("endpoint", after.Endpoint))
 	}
 	switch after.State {
 	case StateFailing:

@@ -352,6 +352,30 @@ func TestTheEndpointFollowsTheNode(t *testing.T) {
 	})
 }
 
+// TestTheLogHasNoEndpointBeforeThereIsOne, such as on a node that never had a route.
+func TestTheLogHasNoEndpointBeforeThereIsOne(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, k *kit) {
+		endpoint := func(message string) (text any) {
+			t.Helper()
+			for _, entry := range k.logs.FilterMessageSnippet(message).All() {
+				return entry.ContextMap()["endpoint"]
+			}
+			t.Errorf("no log line has %q", message)
+			return nil
+		}
+		k.change(func() { k.routeErr = errors.New("network is unreachable") })
+		k.after(t, time.Minute, StateUntested)
+		if got := endpoint("cannot test"); got != nil {
+			t.Errorf("endpoint %v in the log, want none", got)
+		}
+		k.change(func() { k.routeErr = nil })
+		k.after(t, time.Minute, StatePassing)
+		if got := endpoint("canary passes"); got == nil {
+			t.Error("no endpoint in the log, want one")
+		}
+	})
+}
+
 // TestExplanations: Options.Explain is asked once in a while, and its answer ends with the
 // failure.
 func TestExplanations(t *testing.T) {

@@ -26,7 +26,7 @@ func TestTheSecondProxyWaits(t *testing.T) {
 	c.expectNow("pod-1")
 
 	second := start(t, c.node, append(flags, "--proxy-mode=iptables", "--iptables-sync-period=1s", "--iptables-min-sync-period=0", "--healthz-bind-address=127.0.0.1:20256")...)
-	second.waitOutput(who)
+	second.waitOutput(who, "--instance")
 	c.expectNow("pod-1")
 	first.kill()
 	d.write("endpoints.yaml", webSlices(2))
