@@ -115,6 +115,17 @@ func (o *options) masquerade(f *faults) proxier.Masquerade {
 	return m
 }
 
+// logDetection warns of flags that recognize no pods: kube-proxy's default, with which it warns too. Sockets of mode userspace
+// do not ask who the client is.
+func (o *options) logDetection(log *zap.Logger) {
+	m := o.masquerade(new(faults)) // checked before
+	if m.All || m.NodePodCIDRs || len(m.PodCIDRs) > 0 || m.PodInterface != "" || m.PodInterfacePrefix != "" || o.mode() == modeUserspace {
+		return
+	}
+	log.Warn("pods are not recognized: connections to ClusterIPs keep their source, and clients that are no pods may get no answer; set --cluster-cidr, or another --detect-local-mode",
+		zap.String("why", "--detect-local-mode is "+byClusterCIDR+", and --cluster-cidr is empty"))
+}
+
 func checkInterface(f *faults, flag, name string) {
 	f.check(proxier.ValidInterfaceName(name), flag, name, proxier.InterfaceNames+", because --detect-local-mode uses it")
 }

@@ -9,6 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/spf13/pflag"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/proxier"
@@ -35,6 +37,22 @@ func byDefault() proxier.Config {
 		Runner:     runner.Options{MinInterval: 50 * time.Millisecond, Retry: runner.Backoff{Max: 30 * time.Second}}, // OPT-06, OPT-07
 		Masquerade: proxier.Masquerade{Mark: 0x4000},                                                                 // OPT-09
 		NodePorts:  proxier.NodePorts{Primary: true},                                                                 // NPA-06
+	}
+}
+
+// TestTheLogSaysThatPodsAreNotRecognized once, unless that does not matter.
+func TestTheLogSaysThatPodsAreNotRecognized(t *testing.T) {
+	t.Parallel()
+	for flags, want := range map[string]int{
+		"": 1, "--detect-local-mode=": 1, "--detect-local-mode=ClusterCIDR": 1, "--cluster-cidr=,": 1, "--proxy-mode=ipvs": 1,
+		"--cluster-cidr=10.244.0.0/16": 0, "--detect-local-mode=NodeCIDR": 0, "--masquerade-all": 0, "--proxy-mode=userspace": 0,
+		"--detect-local-mode=BridgeInterface --pod-bridge-interface=cni0": 0, "--detect-local-mode=InterfaceNamePrefix --pod-interface-name-prefix=veth": 0,
+	} {
+		core, logs := observer.New(zap.InfoLevel)
+		parse(t, strings.Fields(flags)...).logDetection(zap.New(core))
+		if got := logs.FilterMessageSnippet("pods are not recognized").Len(); got != want || logs.Len() != want {
+			t.Errorf("%q: the log has %d such lines of %d, want %d", flags, got, logs.Len(), want)
+		}
 	}
 }
 

@@ -81,6 +81,7 @@ func run(ctx context.Context, o *options, log *zap.Logger) error {
 // logStart logs what starts.
 func (o *options) logStart(node, instance string, log *zap.Logger) {
 	o.logMode(log)
+	o.logDetection(log)
 	log.Info("starting", zap.String("version", version()), zap.String("mode", string(o.mode())), zap.String("node", node), zap.String("instance", instance))
 }
 
