@@ -9,7 +9,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/enum"
 )
 
-// Packet is the first packet of a connection, as it reaches the node.
+// Packet is the first packet of a connection, as it reaches the node. All fields but Interface are required.
 type Packet struct {
 	Protocol Protocol `json:"protocol"`
 	// Source and Destination are of the same IP family. The port of the source does not matter.

@@ -188,6 +188,7 @@ func inProcess(ctx context.Context, own program, config proxier.Config, node str
 	}
 	config.Node.Name = node
 	config.Names = proxier.KubeProxyNames() // it takes over from the kube-proxy that was here
+	config.Masquerade.NodePodCIDRs = true   // or PodCIDRs: without either, every client of a ClusterIP keeps its source
 	p, err := nftables.New(nftables.Config{Config: config}, proxier.Deps{Logger: own.log, Observer: observer})
 	if err != nil {
 		return err // names every field that is wrong
