@@ -11,6 +11,7 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
@@ -136,20 +137,6 @@ const (
 	AttributeReceived = attribute.Key("serviceplane.bytes.received")
 )
 
-// Names of OpenTelemetry's semantic conventions, version 1.43.
-const (
-	keyNamespace     = attribute.Key("k8s.namespace.name")
-	keyService       = attribute.Key("k8s.service.name")
-	keyTransport     = attribute.Key("network.transport")
-	keyFamily        = attribute.Key("network.type")
-	keyClientAddress = attribute.Key("client.address")
-	keyClientPort    = attribute.Key("client.port")
-	keyServerAddress = attribute.Key("server.address")
-	keyServerPort    = attribute.Key("server.port")
-	keyPeerAddress   = attribute.Key("network.peer.address")
-	keyPeerPort      = attribute.Key("network.peer.port")
-)
-
 var _ connection.Observer = (*Tracer)(nil)
 
 // ObserveConnection implements connection.Observer. It also calls the next Observer, if
@@ -194,7 +181,7 @@ func (t *Tracer) phases(ctx context.Context, r *connection.Report, ended time.Ti
 func (t *Tracer) dial(ctx context.Context, a *connection.Attempt) {
 	ended := a.Began.Add(a.Duration)
 	_, span := t.tracer.Start(ctx, "dial", trace.WithSpanKind(trace.SpanKindClient), trace.WithTimestamp(a.Began),
-		trace.WithAttributes(addressAttributes(keyPeerAddress, keyPeerPort, a.Endpoint)...))
+		trace.WithAttributes(addressAttributes(semconv.NetworkPeerAddressKey, semconv.NetworkPeerPortKey, a.Endpoint)...))
 	if a.Err != nil {
 		fail(span, a.Err, ended)
 	}
@@ -205,8 +192,8 @@ func (t *Tracer) dial(ctx context.Context, a *connection.Attempt) {
 // may reject thousands of connections.
 func forSampler(r *connection.Report) []attribute.KeyValue {
 	return []attribute.KeyValue{
-		keyNamespace.String(r.Name.Namespace),
-		keyService.String(r.Name.Name),
+		semconv.K8SNamespaceNameKey.String(r.Name.Namespace),
+		semconv.K8SServiceNameKey.String(r.Name.Name),
 		AttributePortName.String(r.Name.Port),
 		AttributeOutcome.String(r.Outcome.String()),
 	}
@@ -215,13 +202,13 @@ func forSampler(r *connection.Report) []attribute.KeyValue {
 // details returns the other attributes of a connection.
 func details(r *connection.Report) []attribute.KeyValue {
 	all := []attribute.KeyValue{
-		keyTransport.String(strings.ToLower(r.Protocol.String())),
-		keyFamily.String(strings.ToLower(string(r.Family))),
+		semconv.NetworkTransportKey.String(strings.ToLower(r.Protocol.String())),
+		semconv.NetworkTypeKey.String(strings.ToLower(string(r.Family))),
 		AttributeSent.Int64(r.Sent),
 		AttributeReceived.Int64(r.Received),
 	}
-	all = append(all, addressAttributes(keyClientAddress, keyClientPort, r.Client)...)
-	all = append(all, addressAttributes(keyServerAddress, keyServerPort, r.Dialled)...)
+	all = append(all, addressAttributes(semconv.ClientAddressKey, semconv.ClientPortKey, r.Client)...)
+	all = append(all, addressAttributes(semconv.ServerAddressKey, semconv.ServerPortKey, r.Dialled)...)
 	if r.Endpoint.IsValid() {
 		all = append(all, AttributeEndpoint.String(r.Endpoint.String()))
 	}

@@ -29,7 +29,7 @@ func testDamage(t *testing.T, planes Planes, kind EventKind) {
 		t.Skip("no other program changes the sockets of a process")
 	}
 	steps := append(d.begin(4), Event{Kind: Converge})
-	for range Few(10, 100) {
+	for range few(10, 100) {
 		steps = append(steps, Event{Kind: kind, Damage: d.IntN(1000)}, Event{Kind: Converge})
 		if kind == DamageKernel { // after several in a row, repairs wait
 			steps = append(steps, Event{Kind: Restart})

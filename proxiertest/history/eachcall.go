@@ -43,7 +43,7 @@ func TestEachCall(t *testing.T, planes Planes) {
 // eachCall returns the number of faults that happened.
 func (d dice) eachCall(t *testing.T, plane, fresh Plane, steps func(fault Event) []Event) (n int) {
 	t.Helper()
-	for call := 0; ; call += 1 + d.IntN(Few(5+call/4, 1)) {
+	for call := 0; ; call += 1 + d.IntN(few(5+call/4, 1)) {
 		happened := false
 		for _, fault := range d.faults() {
 			fault.Call = call
@@ -71,5 +71,5 @@ func (d dice) faults() []Event {
 		all = append(all, Event{Kind: DamageAt, Late: late, Damage: d.IntN(1000)})
 	}
 	d.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-	return all[:Few(1, len(all))]
+	return all[:few(1, len(all))]
 }

@@ -75,12 +75,12 @@ func seeds(t *testing.T, few int) (first uint64, count int) {
 	return newSeed(), few
 }
 
-// Few returns few, or many with seedsVariable.
-func Few(few, many int) int {
+// few returns some, or all with seedsVariable.
+func few(some, all int) int {
 	if os.Getenv(seedsVariable) != "" {
-		return many
+		return all
 	}
-	return few
+	return some
 }
 
 func newSeed() uint64 {
