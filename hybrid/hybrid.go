@@ -200,32 +200,24 @@ func (h *Engine) Traits(s *desired.Service) desired.Traits {
 func (h *Engine) Abilities() (can proxier.Abilities) {
 	for _, of := range h.can {
 		can.OwnsNames = can.OwnsNames || of.OwnsNames
-		if of.Watch != nil {
-			can.Watch = h.watch
-		}
-		if of.Plan != nil {
-			can.Plan = h.plan
-		}
-		if of.Dump != nil {
-			can.Dump = h.dump
-		}
-		if of.Counts != nil {
-			can.Counts = h.counts
-		}
-		if of.Verify != nil {
-			can.Verify = h.verify
-		}
-		if of.Conditions != nil {
-			can.Conditions = h.conditions
-		}
-		if of.Lingers != nil {
-			can.Lingers = h.lingers
-		}
+		set(&can.Watch, h.watch, of.Watch != nil)
+		set(&can.Plan, h.plan, of.Plan != nil)
+		set(&can.Dump, h.dump, of.Dump != nil)
+		set(&can.Counts, h.counts, of.Counts != nil)
+		set(&can.Verify, h.verify, of.Verify != nil)
+		set(&can.Conditions, h.conditions, of.Conditions != nil)
+		set(&can.Lingers, h.lingers, of.Lingers != nil)
 		if can.Descriptors == nil {
 			can.Descriptors = of.Descriptors
 		}
 	}
 	return can
+}
+
+func set[F any](ability *F, ours F, has bool) {
+	if has {
+		*ability = ours
+	}
 }
 
 func (h *Engine) lingers(endpoint netip.AddrPort) string {

@@ -2,7 +2,6 @@ package iptables
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,10 +11,6 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// errNotFull is a bug of the caller: the first Update must be full, and so must the one
-// after a failure or after a change of the globals.
-var errNotFull = errors.New("iptables: partial update where a full one is needed")
-
 func (e *Engine) apply(ctx context.Context, update *desired.Update) error {
 	if err := e.connect(ctx); err != nil {
 		return err
@@ -23,7 +18,7 @@ func (e *Engine) apply(ctx context.Context, update *desired.Update) error {
 	trusted := e.trusted
 	e.trusted = false // until this update has succeeded
 	if !update.Full && (!trusted || !e.sameGlobals(&update.Globals)) {
-		return errNotFull
+		return proxier.ErrNotFull
 	}
 	if err := e.beginTally(ctx); err != nil {
 		return err

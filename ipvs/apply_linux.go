@@ -17,10 +17,6 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// errNotFull is a bug of the caller: the first Update must be full, and so must the one
-// after a failure.
-var errNotFull = errors.New("ipvs: partial update where a full one is needed")
-
 // wantedPort is a service port with its virtual servers.
 type wantedPort struct {
 	portState
@@ -56,7 +52,7 @@ type claim struct {
 
 func (e *Engine) apply(ctx context.Context, update *desired.Update) error {
 	if !update.Full && !e.trusted {
-		return errNotFull
+		return proxier.ErrNotFull
 	}
 	e.trusted = false // until this update has succeeded
 	if err := e.connect(); err != nil {

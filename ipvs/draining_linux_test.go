@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // TestAVIPStaysWhileItsConnectionsDrain (PKT-80).
@@ -103,7 +104,7 @@ func TestAFailedDeletionIsMadeUpFor(t *testing.T) {
 					break // all have had their turn
 				}
 				failures++
-				if _, err := e.Apply(t.Context(), partial()); !errors.Is(err, errNotFull) {
+				if _, err := e.Apply(t.Context(), partial()); !errors.Is(err, proxier.ErrNotFull) {
 					t.Errorf("%s, call %d, late %t: a partial Apply = %v, want that it is refused", kind, after, late, err)
 				}
 				mustApply(t, e, full(dns))

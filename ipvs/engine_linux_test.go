@@ -16,6 +16,7 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/proxier"
 )
 
 const (
@@ -320,7 +321,7 @@ func recovers(t *testing.T, what string, n *node, e *Engine, err error, u desire
 	if !errors.Is(err, errFault) {
 		t.Errorf("%s: Apply = %v, want the fault, of no single service port", what, err)
 	}
-	if _, err := e.Apply(t.Context(), partial()); !errors.Is(err, errNotFull) {
+	if _, err := e.Apply(t.Context(), partial()); !errors.Is(err, proxier.ErrNotFull) {
 		t.Errorf("%s: a partial Apply = %v, want that it is refused", what, err)
 	}
 	mustApply(t, e, u)

@@ -31,6 +31,9 @@ var (
 	// ErrNotProgrammed means that an IP family has not been programmed yet, or is not
 	// served.
 	ErrNotProgrammed = errors.New("nothing is programmed")
+	// ErrNotFull is for a caller of Engine.Apply: the first Update of an engine must be full, and so must
+	// the Update after an error, and after a change of its Globals unless the engine says otherwise.
+	ErrNotFull = errors.New("a full Update is needed: got a partial one")
 )
 
 // UnsupportedError names the feature that the kernel lacks, and where to get it.

@@ -20,7 +20,7 @@ const stepElements = 500
 // applyChanges writes the differences between the update and the kernel, by service port.
 func (e *Engine) applyChanges(ctx context.Context, update desired.Update) error {
 	if !e.state.globals.SameDetection(&update.Globals) {
-		return errNotFull
+		return proxier.ErrNotFull
 	}
 	t := e.beginStep()
 	for i := range update.Changes {
@@ -220,10 +220,6 @@ func (e *Engine) send(ctx context.Context, w *wire) error {
 	return e.listeners.transaction(func() error { return e.kernel.commit(ctx, w) })
 }
 
-// errNotFull is a bug of the caller: the first Update, the one after a failure, and the one
-// after a change of pod detection must be full.
-var errNotFull = errors.New("nftables: a full update is needed, got a partial one")
-
 // Apply implements proxier.Engine.
 func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
 	defer e.counts.lock()()
@@ -258,7 +254,7 @@ func (e *Engine) apply(ctx context.Context, update desired.Update) error {
 	case trusted:
 		err = e.applyChanges(ctx, update)
 	default:
-		err = errNotFull
+		err = proxier.ErrNotFull
 	}
 	err = errors.Join(err, e.endLoad(ctx, err))
 	if err != nil {

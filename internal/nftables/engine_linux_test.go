@@ -671,8 +671,8 @@ func TestAReplacedTableTakesChanges(t *testing.T) {
 		mustApply(t, e, change)
 		mustMatch(t, e, m)
 		change.Globals = w.globals()
-		if _, err := e.Apply(t.Context(), change); !errors.Is(err, errNotFull) {
-			t.Errorf("a partial update that tells pods by address now = %v, want errNotFull", err)
+		if _, err := e.Apply(t.Context(), change); !errors.Is(err, proxier.ErrNotFull) {
+			t.Errorf("a partial update that tells pods by address now = %v, want proxier.ErrNotFull", err)
 		}
 	})
 }

@@ -37,9 +37,6 @@ func (o PacketOutcome) String() string {
 	return enum.Name(o, "", "unseen", "translated", "passed", "rejected", "dropped", "lost")
 }
 
-// MarshalText is String.
-func (o PacketOutcome) MarshalText() ([]byte, error) { return []byte(o.String()), nil }
-
 // Judgement compares the way of a packet with its explanation.
 type Judgement struct {
 	Outcome PacketOutcome

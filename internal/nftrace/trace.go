@@ -65,63 +65,63 @@ type Match struct {
 // TraceResult is what happened to the packets.
 type TraceResult struct {
 	// Packets are the traced packets in the order of their arrival.
-	Packets []TracedPacket `json:"packets"`
+	Packets []TracedPacket
 	// Sent is how it went to send the packet: answered, no answer, connection refused, or an
 	// error. It is empty without Options.Send.
-	Sent string `json:"sent,omitempty"`
+	Sent string
 	// LegacyTables are the tables of iptables-legacy in the network namespace and the IP
 	// family; their rules cannot be seen.
-	LegacyTables []string `json:"legacyTables,omitempty"`
+	LegacyTables []string
 }
 
 // TracedPacket is the way of one packet.
 type TracedPacket struct {
 	// Steps are the rules that the packet matched and the policies that it met, in order.
-	Steps []MatchedRule `json:"steps"`
+	Steps []MatchedRule
 	// Hops are the points that it reached.
-	Hops []Hop `json:"hops"`
+	Hops []Hop
 	// Lost means that the packet did not come further than the last of Hops, without a rule or
 	// a policy of nf_tables that stopped it.
-	Lost bool `json:"lost,omitempty"`
+	Lost bool
 }
 
 // Hop is a point of a packet's way: the begin or the end of a hook.
 type Hop struct {
 	// Hook is prerouting, input, forward, output or postrouting.
-	Hook string `json:"hook"`
+	Hook string
 	// End reports whether all rules of the hook are passed.
-	End bool `json:"end"`
+	End bool
 	// Source and Destination are those of the packet there.
-	Source      netip.AddrPort `json:"source"`
-	Destination netip.AddrPort `json:"destination"`
+	Source      netip.AddrPort
+	Destination netip.AddrPort
 	// Loopback means that the packet leaves through a loopback interface: it arrives again.
-	Loopback bool `json:"loopback,omitempty"`
+	Loopback bool
 }
 
 // MatchedRule is a rule that a packet matched, or the policy of a base chain.
 type MatchedRule struct {
 	// Family is ip, ip6 or inet; Table and Chain are names.
-	Family string `json:"family"`
-	Table  string `json:"table"`
-	Chain  string `json:"chain"`
+	Family string
+	Table  string
+	Chain  string
 	// Hook and Priority are those of the base chain that the packet came through.
-	Hook     string `json:"hook,omitempty"`
-	Priority int    `json:"priority"`
+	Hook     string
+	Priority int
 	// Handle is that of the rule, as nft -a list ruleset prints it; 0 for the policy of a
 	// base chain.
-	Handle uint64 `json:"handle,omitempty"`
+	Handle uint64
 	// Rule is the text of the rule as nft list prints it, without the numbers of counters. It is
 	// empty without Handle, and if the rule was deleted meanwhile.
-	Rule string `json:"rule,omitempty"`
+	Rule string
 	// Command prints the rule by its Handle. It is empty if Rule is complete; otherwise a part of
 	// Rule is only the name of an expression or of an extension of iptables.
-	Command string `json:"command,omitempty"`
+	Command string
 	// Comment is that of the rule.
-	Comment string `json:"comment,omitempty"`
+	Comment string
 	// Policy means that no rule of the base chain decided.
-	Policy bool `json:"policy,omitempty"`
+	Policy bool
 	// Verdict is accept, drop, reject, continue, return, queue, stolen, "jump …" or "goto …".
-	Verdict string `json:"verdict"`
+	Verdict string
 }
 
 // Verdicts of a Step that end a packet.
