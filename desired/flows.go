@@ -91,7 +91,7 @@ type FlowCheck struct {
 	Untranslated []Flows
 	// End are frontends with EndConnections, in any order, with all endpoints of the slices as
 	// Serving. Their established TCP connections to other endpoints must end. Only a
-	// proxier.ConnectionEnder gets them.
+	// proxier.Conntrack with RunEnding gets them.
 	End []Flows
 }
 

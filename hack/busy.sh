@@ -7,10 +7,10 @@ cd "$(dirname "$0")/.."
 
 runs="${1:-10}" abreast="${2:-1}"
 logs="$(mktemp -d)"
-loops=()
+loops=() lanes=()
 # shellcheck disable=SC2317 # the trap calls it
 end() {
-  kill "${loops[@]}"
+  kill "${loops[@]}" "${lanes[@]}" 2>/dev/null || true
   echo "what the runs printed: $logs"
 }
 trap end EXIT
@@ -26,6 +26,7 @@ seeds() { grep -oiE 'seeds?( from)?[ =:]+[0-9]+' "$1" | grep -oE '[0-9]+$' | sor
 lane() {
   local run start result failed=0
   for ((run = $1; run <= runs; run += abreast)); do
+    kill -0 "$$" 2>/dev/null || return 1 # not for longer than this script
     start=$SECONDS result=passed
     hack/test.sh >"$logs/$run" 2>&1 || result=FAILED
     echo "run $run: $result in $((SECONDS - start))s; seeds: $(seeds "$logs/$run")"
@@ -34,7 +35,7 @@ lane() {
   return "$failed"
 }
 
-lanes=() failed=0
+failed=0
 for ((first = 1; first <= abreast; first++)); do
   lane "$first" &
   lanes+=($!)

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -124,6 +125,13 @@ func TestTheImage(t *testing.T) {
 	} {
 		if !strings.Contains(file, want) {
 			t.Errorf("the Dockerfile lacks %q", want)
+		}
+	}
+	const script = "node/nodeproxy/deploy/build.sh"
+	for pattern := range strings.FieldsSeq(read("../../.dockerignore")) {
+		matches, err := path.Match(pattern, script)
+		if netnstest.Check(t, err); matches || strings.HasPrefix(script, pattern+"/") {
+			t.Errorf(".dockerignore leaves out %s, which the Dockerfile runs, by %q", script, pattern)
 		}
 	}
 	binary, err := build()

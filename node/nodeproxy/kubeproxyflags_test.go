@@ -138,7 +138,7 @@ func TestBadArguments(t *testing.T) {
 	for want, all := range map[string][]string{
 		"%s: want a port":                      {"--healthz-port=65536", "--metrics-port=-1"},
 		"%s: want flags only":                  {"start", "-- --cleanup", "-"},
-		"%s: no such flag":                     {"--alsologtostderr --no-such", "--log-file x --stderrthresholds", "--foo"},
+		"%s: no such flag":                     {"--log-file x --stderrthresholds", "--foo"},
 		"%s: want a value of type NAME=BOOL":   {"--feature-gates=A", "--feature-gates=B=true,C=maybe"},
 		"%s: want no KubeProxyIPVS=false with": {"--proxy-mode=ipvs --feature-gates=KubeProxyIPVS=false"},
 		"%s: want 0 or more":                   {"--kube-api-burst=-1"},
@@ -146,6 +146,7 @@ func TestBadArguments(t *testing.T) {
 		"%s: want an IP address":          {"--bind-address=node-1"},
 		"%s: want -1000 to 1000":          {"--oom-score-adj=-1001"},
 		"%s: want text or json":           {"--logging-format=xml"},
+		"--no-such: no such flag":         {"--alsologtostderr --no-such=1"},
 		"flag needs an argument":          {"--manifests"},
 		"--instance=--foo: want 1 to 7":   {"--instance --foo"},
 		"%s: want 1 to 7":                 {"-v4 --instance=XX", "-v 4 --instance=XX"},

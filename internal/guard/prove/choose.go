@@ -112,12 +112,12 @@ func (p *proof) sees(m module, changed []string) (direct bool, n int) {
 			return ok && err == nil || strings.HasSuffix(pattern, "/") && strings.HasPrefix(file, pattern)
 		}):
 			direct, seen[file] = true, true
-		case file == "go.mod" || file == "go.sum":
+		case slices.Contains(own, folder):
+			direct, seen[folder] = true, true
+		case slices.Contains([]string{"go.mod", "go.sum", "go.work", "go.work.sum"}, path.Base(file)): // one list of versions for all modules
 			if len(own) > 0 {
 				seen[file] = true
 			}
-		case slices.Contains(own, folder):
-			direct, seen[folder] = true, true
 		case strings.HasSuffix(file, "_test.go"): // tests of what it only imports do not run
 		case slices.ContainsFunc(own, func(of string) bool { return slices.Contains(m[of].deps, folder) }):
 			seen[folder] = true
