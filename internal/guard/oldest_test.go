@@ -15,7 +15,7 @@ func TestTheOldestKernelIsTested(t *testing.T) {
 		"internal/nftables/probe_linux.go": `minKernel = "(.*)"`,
 		"README.md":                        `\n\| Linux \| (\S+) or newer`,
 		"docs/ENGINES.md":                  `Linux (\S+) or newer`,
-		"docs/STABILITY.md":                `\*\*Linux\*\* (\S+) or newer`,
+		"docs/STABILITY.md":                `\*\*Linux\*\* \| (\S+) or newer`,
 	} {
 		text, err := os.ReadFile(path.Join(root, file))
 		if named := regexp.MustCompile(pattern).FindSubmatch(text); named == nil || string(named[1]) != "5.10" {

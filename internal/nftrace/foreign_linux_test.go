@@ -197,7 +197,7 @@ func TestAPacketWithoutARouteIsLost(t *testing.T) {
 	w := newWorld(t, engines["nftables"])
 	w.shell("ip route replace blackhole 10.244.1.0/28")
 	j := w.judge(w.toService(desired.UDP, v1.IPv4Protocol))
-	if want := "lost after hook prerouting: the kernel has no route for it"; j.Agrees || j.Outcome != nftrace.OutcomeLost || !strings.HasPrefix(j.By, want) || j.Destination.String() != "10.244.1.2:8080" {
+	if want := "lost after hook prerouting: the kernel does not forward"; j.Agrees || j.Outcome != nftrace.OutcomeLost || !strings.HasPrefix(j.By, want) || j.Destination.String() != "10.244.1.2:8080" {
 		t.Errorf("%+v, want %q", j, want)
 	}
 }

@@ -171,7 +171,7 @@ func (j *judging) stopped(s *MatchedRule) {
 func (j *judging) lost(last Hop) {
 	j.Outcome = OutcomeLost
 	if last.End {
-		j.By = fmt.Sprintf("lost after hook %s: the kernel has no route for it, or its reverse path filter or a BPF program dropped it", last.Hook)
+		j.By = fmt.Sprintf("lost after hook %s: the kernel does not forward (sysctl ip_forward), has no route for it, or its reverse path filter or a BPF program dropped it", last.Hook)
 		j.Agrees = j.explanation.Verdict == desired.VerdictPass
 		if !j.Agrees {
 			j.because("the explanation says %v", j.explanation.Verdict)
