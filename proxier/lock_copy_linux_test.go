@@ -1,7 +1,10 @@
 package proxier
 
 import (
+	"os"
 	"os/exec"
+	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -40,6 +43,49 @@ func TestACopyOfAReleasedLockIsNobodys(t *testing.T) {
 		defer second.release()
 		return second.bind(socket, name, v1.IPv4Protocol, false)
 	}))
+}
+
+// TestACopyOfAKilledProcessIsNobodys: a process may be killed while a child of it is between fork and execve. The
+// child has the lock for a moment, and the next process waits for that.
+func TestACopyOfAKilledProcessIsNobodys(t *testing.T) {
+	ns, name := netnstest.New(t), ownedName{"table", "serviceplane"}
+	socket := socketName(name, v1.IPv4Protocol)
+	netnstest.Check(t, ns.Do(func() error {
+		process := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestLeaveACopy$")
+		process.Env = append(os.Environ(), leftSocket+"="+socket)
+		out, err := process.Output()
+		if err != nil {
+			return err
+		}
+		child, err := strconv.Atoi(strings.Fields(string(out))[0])
+		if err != nil {
+			return err
+		}
+		who, own, err := holder(&syscall.SockaddrUnix{Name: socket})
+		if killed := syscall.Kill(child, syscall.SIGKILL); who != startingOrEnding || own || err != nil || killed != nil {
+			t.Errorf("held by %q (own: %t, %v, child: %v), want %s", who, own, err, killed, startingOrEnding)
+		}
+		var next lock
+		defer next.release()
+		return next.bind(socket, name, v1.IPv4Protocol, false)
+	}))
+}
+
+const leftSocket = "SERVICEPLANE_TEST_LEFT_SOCKET"
+
+// TestLeaveACopy is the process of TestACopyOfAKilledProcessIsNobodys. It prints the ID of its child.
+func TestLeaveACopy(t *testing.T) {
+	socket := os.Getenv(leftSocket)
+	if socket == "" {
+		return // without Skip, which the test script reports as a failure
+	}
+	fd, err := listenAt(&syscall.SockaddrUnix{Name: socket})
+	netnstest.Check(t, err)
+	child := exec.Command("sleep", "1000")
+	child.ExtraFiles = []*os.File{os.NewFile(uintptr(fd), socket)}
+	netnstest.Check(t, child.Start())
+	_, _ = os.Stdout.WriteString(strconv.Itoa(child.Process.Pid) + "\n")
+	os.Exit(0)
 }
 
 // TestALockIsTakenAgainAtOnce: also by a program that starts other programs all the time.

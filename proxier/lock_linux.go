@@ -70,7 +70,8 @@ func (l *lock) bind(socket string, name ownedName, family v1.IPFamily, allowOwn 
 }
 
 // Another process may be between bind and listen, or a child of it between fork and execve(2),
-// with a copy of a closed socket. Then connect is refused.
+// with a copy of a closed socket: then connect is refused. Or the process was killed, and such a child
+// is left for a moment.
 const (
 	startingOrEnding = "a process that is starting or ending"
 
@@ -127,6 +128,8 @@ func holder(address syscall.Sockaddr) (who string, own bool, err error) {
 	switch {
 	case err != nil:
 		return "another process", false, nil
+	case peer.Pid != 0 && errors.Is(syscall.Kill(int(peer.Pid), 0), syscall.ESRCH): // a child of it has a copy
+		return startingOrEnding, false, nil
 	case peer.Uid != 0 && int(peer.Uid) != os.Geteuid():
 		return "", false, foreignLockError{fmt.Errorf("%s of user %d holds it", process(peer.Pid), peer.Uid)}
 	case int(peer.Pid) == os.Getpid():
