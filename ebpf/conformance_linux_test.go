@@ -94,7 +94,7 @@ func TestPackets(t *testing.T) {
 			c.Forwarding = ebpf.Forwarding{Device: func(string) bool { return true }, Peer: func(name string) bool { return strings.HasPrefix(name, "pod") }}
 		},
 	}
-	if udpIsForbidden(t) {
+	if udpIsForbidden(t) || netnstest.KernelBefore(t, 6, 5) {
 		delete(settings, "UDP")
 	}
 	settings["strict"] = func(*ebpf.Config) {}

@@ -35,7 +35,7 @@ fi
 # without_udp KERNEL prints the tests of package ebpf that need Linux 6.5.
 without_udp() {
   if [ "$1" = 6.1 ]; then
-    echo 'TestPackets/UDP|TestUDP|'
+    echo 'TestUDP|'
   fi
 }
 

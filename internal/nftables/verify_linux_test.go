@@ -3,7 +3,6 @@ package nftables
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"os/exec"
 	"regexp"
 	"slices"
@@ -148,18 +147,6 @@ func TestVerifyNamesEachDamage(t *testing.T) {
 	})
 }
 
-func kernelVersion(t *testing.T) (major, minor int) {
-	t.Helper()
-	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
-	if err == nil {
-		_, err = fmt.Sscanf(string(release), "%d.%d", &major, &minor)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return major, minor
-}
-
 // TestCatchAllsAreFoundAndRemoved: elements that match what no other does, in sets of each kind.
 func TestCatchAllsAreFoundAndRemoved(t *testing.T) {
 	bothFamilies(t, func(t *testing.T, w *world) {
@@ -181,8 +168,7 @@ func TestCatchAllsAreFoundAndRemoved(t *testing.T) {
 				return exec.Command("nft", command).Run()
 			})
 			if err != nil {
-				if major, minor := kernelVersion(t); major < 5 || major == 5 && minor < 13 {
-					t.Logf("Linux %d.%d has no catch-all elements", major, minor)
+				if netnstest.KernelBefore(t, 5, 13) { // it has no catch-all elements
 					return
 				}
 				t.Errorf("%s: %v", command, err)

@@ -10,8 +10,4 @@
 // The kernel deletes the table with the socket that made it, also if the program is killed
 // (since Linux 5.12). With an older kernel, the next Trace in the network namespace deletes
 // what a killed program has left there.
-//
-// Rules of iptables-legacy, BPF programs, routing and chains of the families netdev and bridge
-// produce no events. If a packet is lost there, TracedPacket.Lost says after which point, and Compare
-// says what may have done it.
 package nftrace

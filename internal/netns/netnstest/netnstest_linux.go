@@ -2,6 +2,7 @@ package netnstest
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -103,4 +104,15 @@ func prefixes(texts []string) []netip.Prefix {
 		parsed[i] = netip.MustParsePrefix(text)
 	}
 	return parsed
+}
+
+// KernelBefore reports whether the kernel is older than a release.
+func KernelBefore(tb testing.TB, major, minor int) bool {
+	tb.Helper()
+	var isMajor, isMinor int
+	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	Check(tb, err)
+	_, err = fmt.Sscanf(string(release), "%d.%d", &isMajor, &isMinor)
+	Check(tb, err)
+	return isMajor < major || isMajor == major && isMinor < minor
 }
