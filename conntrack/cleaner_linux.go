@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/netip"
@@ -65,6 +66,22 @@ func (c *Cleaner) Clean(ctx context.Context, family v1.IPFamily, check desired.F
 	if len(check.Frontends)+len(check.ServiceCIDRs)+len(check.End) == 0 && !own {
 		which = netlinkx.Unanswered
 	}
+	var sockets *netlinkx.Conn
+	if own {
+		if sockets, err = netlinkx.DialSockets(c.options.NetNS); err != nil {
+			return 0, classify(err)
+		}
+		defer func() { _ = sockets.Close() }()
+	}
+	var errSockets error
+	ended := func(f *netlinkx.Flow, flow desired.Flow) bool {
+		if !own || !judge.Ended(flow) {
+			return false
+		}
+		has, err := sockets.HasSocket(ctx, f.Server, f.Handle().ReplyTo) // of a process that lingers
+		errSockets = cmp.Or(errSockets, err)
+		return !has && err == nil
+	}
 	deleted, err = netlinkx.DeleteFlows(s, uint8(number(family)), which, func(f *netlinkx.Flow) bool {
 		flow := desired.Flow{Protocol: desired.Protocol(f.Protocol), Client: f.Source, Dialled: f.Destination, Server: f.Server, Answered: f.Answered}
 		if judge.Ends(flow) {
@@ -74,10 +91,10 @@ func (c *Cleaner) Clean(ctx context.Context, family v1.IPFamily, check desired.F
 			ending.found(f)
 			return false
 		}
-		return (c.mayDelete(f, !flow.Translated()) || own && judge.Ended(flow)) && judge.Stale(flow)
+		return (c.mayDelete(f, !flow.Translated()) || ended(f, flow)) && judge.Stale(flow)
 	})
 	ending.begin()
-	return deleted, classify(err)
+	return deleted, classify(cmp.Or(err, errSockets))
 }
 
 // mayDelete reports whether the options allow deleting such a flow. One of TCP that was neither

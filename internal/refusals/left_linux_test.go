@@ -9,6 +9,8 @@ import (
 
 	"github.com/serviceplane/serviceplane/internal/oracle"
 	"github.com/serviceplane/serviceplane/internal/poll"
+	"github.com/serviceplane/serviceplane/iptables"
+	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
@@ -173,6 +175,54 @@ func restarted(t *testing.T, e engine) {
 		}
 		cleansUp(t, p)
 	}
+}
+
+// TestWhoLingersKeepsItsConnections: a process of mode userspace that ends with Linger serves its open connections
+// beside the next process, which forgets only connections whose process has ended (CT-15).
+func TestWhoLingersKeepsItsConnections(t *testing.T) {
+	for name, create := range map[string]func(proxier.Config) (*proxier.Proxier, error){
+		"on nftables": newUserspace(time.Hour, func(c proxier.Config, family v1.IPFamily, deps proxier.Deps) (proxier.Engine, error) {
+			return nftables.NewEngine(nftables.Config{Config: c}, family, deps)
+		}),
+		"on iptables": newUserspace(time.Hour, func(c proxier.Config, family v1.IPFamily, deps proxier.Deps) (proxier.Engine, error) {
+			return iptables.NewEngine(iptables.Config{Config: c, Portals: true}, family, deps)
+		}),
+	} {
+		t.Run(name, func(t *testing.T) { t.Parallel(); lingered(t, engine{name: name, create: create}) })
+	}
+}
+
+func lingered(t *testing.T, e engine) {
+	t.Helper()
+	l := newLife(t, e)
+	_, endFirst := l.begin(true)
+	flows := l.flows("tcp")
+	asked := func(when string) {
+		for name, flow := range flows {
+			if _, err := flow.Ask(t.Context()); err != nil {
+				t.Errorf("%s, %s: %v", when, name, err)
+			}
+		}
+	}
+	asked("first process")
+	ended := make(chan struct{})
+	go func() { defer close(ended); endFirst() }()
+	p, err := e.create(config(l.world, l.cluster))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.add(p)
+	p.OnServiceSynced()
+	p.OnEndpointSlicesSynced()
+	endSecond := poll.Background(t, p.Run)
+	poll.Nil(t, "the second process has the names", func() error { return proxiertest.Sync(t.Context(), p) })
+	asked("beside the second process")
+	for _, flow := range flows {
+		_ = flow.Close()
+	}
+	<-ended
+	endSecond()
+	cleansUp(t, p)
 }
 
 // TestAConnectionThatBeganBeforeItsService: the client sends its first packet before the

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
@@ -230,7 +231,7 @@ func engines() []engine {
 		{name: "iptables-nft", passes: true, create: newIPTables(iptables.VariantNFT, false)},
 		{name: "iptables-legacy", passes: true, create: newIPTables(iptables.VariantLegacy, false)},
 		{name: "iptables-nft with localhost", passes: true, localhost: true, create: newIPTables(iptables.VariantNFT, true)},
-		{name: "userspace", sockets: true, create: newUserspace(func(c proxier.Config, family v1.IPFamily, deps proxier.Deps) (proxier.Engine, error) {
+		{name: "userspace", sockets: true, create: newUserspace(0, func(c proxier.Config, family v1.IPFamily, deps proxier.Deps) (proxier.Engine, error) {
 			return nftables.NewEngine(nftables.Config{Config: c}, family, deps)
 		})},
 	}
@@ -242,11 +243,12 @@ func newIPTables(variant iptables.Variant, localhost bool) func(proxier.Config) 
 	}
 }
 
-// newUserspace returns proxies of sockets, with an engine of rules in front.
-func newUserspace(portals func(proxier.Config, v1.IPFamily, proxier.Deps) (proxier.Engine, error)) func(proxier.Config) (*proxier.Proxier, error) {
+// newUserspace returns proxies of sockets, with an engine of rules in front. Their connections may last for linger when
+// they end.
+func newUserspace(linger time.Duration, portals func(proxier.Config, v1.IPFamily, proxier.Deps) (proxier.Engine, error)) func(proxier.Config) (*proxier.Proxier, error) {
 	return func(c proxier.Config) (*proxier.Proxier, error) {
 		deps := proxier.Deps{Conntrack: conntrack.New(conntrack.Options{NetNS: c.NetNS}).Conntrack()}
-		return userspace.New(userspace.Config{Config: c, ShareNodePorts: true, Portals: func(family v1.IPFamily) (proxier.Engine, error) {
+		return userspace.New(userspace.Config{Config: c, ShareNodePorts: true, Linger: linger, Portals: func(family v1.IPFamily) (proxier.Engine, error) {
 			return portals(c, family, deps)
 		}}, deps)
 	}

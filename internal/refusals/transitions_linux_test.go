@@ -58,7 +58,7 @@ func transitions() map[string][]spec {
 
 // onIPTables is userspace with portals of iptables.
 func onIPTables() engine {
-	return engine{name: "userspace on iptables", passes: true, sockets: true, create: newUserspace(func(c proxier.Config, family v1.IPFamily, deps proxier.Deps) (proxier.Engine, error) {
+	return engine{name: "userspace on iptables", passes: true, sockets: true, create: newUserspace(0, func(c proxier.Config, family v1.IPFamily, deps proxier.Deps) (proxier.Engine, error) {
 		return iptables.NewEngine(iptables.Config{Config: c, Portals: true}, family, deps)
 	})}
 }
