@@ -62,25 +62,13 @@ func (c *Cleaner) Clean(ctx context.Context, family v1.IPFamily, check desired.F
 	}
 	judge, ending := NewJudge(check, addrs), c.ending[family]
 	which := netlinkx.AllFlows
-	own := slices.ContainsFunc(check.Untranslated, func(f desired.Flows) bool { return len(f.Own) > 0 })
-	if len(check.Frontends)+len(check.ServiceCIDRs)+len(check.End) == 0 && !own {
+	ended, err := c.endedFlows(judge, check)
+	if err != nil {
+		return 0, classify(err)
+	}
+	defer ended.close()
+	if len(check.Frontends)+len(check.ServiceCIDRs)+len(check.End) == 0 && !ended.asked {
 		which = netlinkx.Unanswered
-	}
-	var sockets *netlinkx.Conn
-	if own {
-		if sockets, err = netlinkx.DialSockets(c.options.NetNS); err != nil {
-			return 0, classify(err)
-		}
-		defer func() { _ = sockets.Close() }()
-	}
-	var errSockets error
-	ended := func(f *netlinkx.Flow, flow desired.Flow) bool {
-		if !own || !judge.Ended(flow) {
-			return false
-		}
-		has, err := sockets.HasSocket(ctx, f.Server, f.Handle().ReplyTo) // of a process that lingers
-		errSockets = cmp.Or(errSockets, err)
-		return !has && err == nil
 	}
 	deleted, err = netlinkx.DeleteFlows(s, uint8(number(family)), which, func(f *netlinkx.Flow) bool {
 		flow := desired.Flow{Protocol: desired.Protocol(f.Protocol), Client: f.Source, Dialled: f.Destination, Server: f.Server, Answered: f.Answered}
@@ -91,10 +79,47 @@ func (c *Cleaner) Clean(ctx context.Context, family v1.IPFamily, check desired.F
 			ending.found(f)
 			return false
 		}
-		return (c.mayDelete(f, !flow.Translated()) || ended(f, flow)) && judge.Stale(flow)
+		return (c.mayDelete(f, !flow.Translated()) || ended.has(ctx, f, flow)) && judge.Stale(flow)
 	})
 	ending.begin()
-	return deleted, classify(cmp.Or(err, errSockets))
+	return deleted, classify(cmp.Or(err, ended.err))
+}
+
+// endedFlows are the connections of processes that have ended: see desired.Flows.Own. A process that lingers still has its
+// sockets.
+type endedFlows struct {
+	judge   *Judge
+	asked   bool
+	sockets *netlinkx.Conn // nil: the kernel has no sock_diag, and no socket is known
+	err     error          // why a connection stays that may have ended
+}
+
+func (c *Cleaner) endedFlows(judge *Judge, check desired.FlowCheck) (e *endedFlows, err error) {
+	e = &endedFlows{judge: judge, asked: slices.ContainsFunc(check.Untranslated, func(f desired.Flows) bool { return len(f.Own) > 0 })}
+	if e.asked {
+		if e.sockets, err = netlinkx.DialSockets(c.options.NetNS); errors.Is(err, unix.EPROTONOSUPPORT) {
+			err = nil
+		}
+	}
+	return e, err
+}
+
+func (e *endedFlows) has(ctx context.Context, f *netlinkx.Flow, flow desired.Flow) bool {
+	if !e.asked || !e.judge.Ended(flow) {
+		return false
+	}
+	if e.sockets == nil {
+		return true
+	}
+	lingers, err := e.sockets.HasSocket(ctx, f.Server, f.Handle().ReplyTo)
+	e.err = cmp.Or(e.err, err)
+	return !lingers && err == nil
+}
+
+func (e *endedFlows) close() {
+	if e.sockets != nil {
+		_ = e.sockets.Close()
+	}
 }
 
 // mayDelete reports whether the options allow deleting such a flow. One of TCP that was neither

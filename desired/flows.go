@@ -63,7 +63,8 @@ func (f *Flows) Stale(flow *Flow) bool {
 }
 
 // Ended reports whether an earlier process served the flow: see Own. Its entry would lead the
-// client's next connection from the same port to a socket that is closed.
+// client's next connection from the same port to a socket that is closed. If that process lingers, it
+// still has the socket, and the flow must stay.
 func (f *Flows) Ended(flow *Flow) bool {
 	return flow.Translated() && !f.Serving.Has(flow.Server) && slices.Contains(f.Own, flow.Server.Addr())
 }
