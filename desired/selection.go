@@ -11,7 +11,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/sorted"
 )
 
-// taken is a service port with its endpoints, and what they were made from, so that the next version
+// selected is a service port with its endpoints, and what they were made from, so that the next version
 // is made from those that have changed.
 type selected struct {
 	service *Service
@@ -42,72 +42,96 @@ func (r *Resolver) setEndpoints(s *Service, state *changetracker.State, since se
 	}
 	all, cluster, local := choice.Len()
 	clusterEnds, localEnds := choice.Terminating()
-	inCluster := func(*changetracker.Endpoint) bool { return false }
-	inLocal := inCluster
-	lists := make([]list, 0, 5)
+	var lists [listCount]list
 	if s.Port.UsesClusterEndpoints() {
-		inCluster, s.Terminating = choice.Cluster, clusterEnds
-		lists = append(lists, list{to: &s.Cluster, was: was.Cluster, size: cluster, has: inCluster})
-		s.ClusterWeights = weights(choice, inCluster)
+		lists[clusterList] = list{wanted: true, was: was.Cluster, size: cluster}
+		s.ClusterWeights, s.Terminating = weights(choice, choice.Cluster), clusterEnds
 	}
 	if s.Port.UsesLocalEndpoints() {
-		inLocal, s.Terminating = choice.Local, s.Terminating || localEnds
-		lists = append(lists, list{to: &s.Local, was: was.Local, size: local, has: inLocal})
-		s.LocalWeights = weights(choice, inLocal)
+		lists[localList] = list{wanted: true, was: was.Local, size: local}
+		s.LocalWeights, s.Terminating = weights(choice, choice.Local), s.Terminating || localEnds
 	}
 	servingIsCluster := s.Port.UsesClusterEndpoints() && cluster == all
-	if !servingIsCluster {
-		lists = append(lists, list{to: &s.Serving, was: was.Serving, size: all, has: serves})
-	}
-	if s.EndsConnections() {
-		lists = append(lists, list{to: &s.Listed, was: was.Listed, size: all, has: func(*changetracker.Endpoint) bool { return true }})
-	}
-	lists = append(lists, list{to: &t.here, was: since.here, has: func(e *changetracker.Endpoint) bool { return r.mayBeHere(e) && (inCluster(e) || inLocal(e)) }})
-	follow(&since.choice, choice, lists)
+	lists[servingList] = list{wanted: !servingIsCluster, was: was.Serving, size: all}
+	lists[listedList] = list{wanted: s.EndsConnections(), was: was.Listed, size: all}
+	lists[hereList] = list{wanted: true, was: since.here}
+	r.follow(&since.choice, choice, &lists)
+	s.Cluster, s.Local, s.Serving, s.Listed = lists[clusterList].now, lists[localList].now, lists[servingList].now, lists[listedList].now
 	if servingIsCluster {
 		s.Serving = s.Cluster
 	}
+	t.here = lists[hereList].now
 	if s.OnNode = was.OnNode; !t.here.list.Same(&since.here.list) {
 		s.OnNode = t.here.hosts()
 	}
 	return t
 }
 
+// The lists of a service port's endpoints.
+const (
+	clusterList = iota
+	localList
+	servingList
+	listedList
+	hereList // of whose addresses OnNode is
+	listCount
+)
+
 // list is a list of some endpoints of a Choice.
 type list struct {
-	to    *Endpoints
-	was   Endpoints // for an earlier Choice
-	size  int       // of a new one
-	has   func(*changetracker.Endpoint) bool
-	first []netip.AddrPort              // if was is empty
-	edits []sorted.Edit[netip.AddrPort] // otherwise
+	wanted   bool
+	was, now Endpoints                     // for an earlier Choice, for this one
+	size     int                           // of a new one
+	first    []netip.AddrPort              // if was is empty
+	edits    []sorted.Edit[netip.AddrPort] // otherwise
 }
 
-// follow sets lists for a Choice from those for an earlier one.
-func follow(since, now *changetracker.Choice, lists []list) {
-	now.Changes(since, func(before, after *changetracker.Endpoint) {
-		for i := range lists {
-			l := &lists[i]
-			was, is := before != nil && l.has(before), after != nil && l.has(after)
-			switch {
-			case was == is:
-			case l.was.Len() > 0:
-				l.edits = append(l.edits, sorted.Edit[netip.AddrPort]{Item: cmp.Or(before, after).Addr, Remove: was})
-			default:
-				if l.first == nil {
-					l.first = make([]netip.AddrPort, 0, l.size)
-				}
-				l.first = append(l.first, after.Addr)
+// follow sets lists for a Choice from the lists for an earlier one.
+func (r *Resolver) follow(since, choice *changetracker.Choice, lists *[listCount]list) {
+	choice.Changes(since, func(before, after *changetracker.Endpoint) {
+		for which := range lists {
+			was := before != nil && r.belongs(choice, lists, which, before)
+			if is := after != nil && r.belongs(choice, lists, which, after); was != is {
+				lists[which].edit(cmp.Or(before, after).Addr, was)
 			}
 		}
 	})
-	for i := range lists {
-		if l := &lists[i]; l.was.Len() > 0 {
-			*l.to = Endpoints{l.was.list.With(l.edits, compareAddrs)}
+	for which := range lists {
+		if l := &lists[which]; l.was.Len() > 0 {
+			l.now = Endpoints{l.was.list.With(l.edits, compareAddrs)}
 		} else {
-			*l.to = endpointsOf(l.first)
+			l.now = endpointsOf(l.first)
 		}
 	}
+}
+
+// belongs reports whether an endpoint belongs into a list.
+func (r *Resolver) belongs(choice *changetracker.Choice, lists *[listCount]list, which int, e *changetracker.Endpoint) bool {
+	if !lists[which].wanted {
+		return false
+	}
+	switch which {
+	case clusterList:
+		return choice.Cluster(e)
+	case localList:
+		return choice.Local(e)
+	case servingList:
+		return serves(e)
+	case hereList:
+		return r.mayBeHere(e) && (r.belongs(choice, lists, clusterList, e) || r.belongs(choice, lists, localList, e))
+	}
+	return true
+}
+
+func (l *list) edit(addr netip.AddrPort, remove bool) {
+	if l.was.Len() > 0 {
+		l.edits = append(l.edits, sorted.Edit[netip.AddrPort]{Item: addr, Remove: remove})
+		return
+	}
+	if l.first == nil {
+		l.first = make([]netip.AddrPort, 0, l.size)
+	}
+	l.first = append(l.first, addr)
 }
 
 // hosts returns the addresses without ports, each once.
