@@ -2,6 +2,7 @@ package informer
 
 import (
 	"context"
+	"flag"
 	"net/netip"
 	"slices"
 	"strings"
@@ -28,7 +29,12 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", "16"); err != nil { // they wait for servers, not for processors
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // recorder is a Provider that only records its calls.
 type recorder struct {
