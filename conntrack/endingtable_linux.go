@@ -1,18 +1,20 @@
 package conntrack
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 
-	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/internal/namespace"
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"github.com/serviceplane/serviceplane/internal/nft"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -33,51 +35,30 @@ const (
 	// endingPriority is after NF_IP_PRI_CONNTRACK (-200), and before all rules that
 	// translate, and before IPVS.
 	endingPriority = -190
-	// firstRegister is the first one of 4 bytes, NFT_REG32_00.
-	firstRegister = 8
-	original      = 0 // IP_CT_DIR_ORIGINAL
-	reply         = 1 // IP_CT_DIR_REPLY
-	flagsOffset   = 13
+	endingSet      = "connections"
+	original       = 0 // IP_CT_DIR_ORIGINAL
+	reply          = 1 // IP_CT_DIR_REPLY
 )
 
-func (t *endingTable) table() *nftables.Table {
-	family := nftables.TableFamilyIPv4
-	if t.family == v1.IPv6Protocol {
-		family = nftables.TableFamilyIPv6
-	}
-	name := t.name
-	if name == "" {
-		name = defaultTable
-	}
-	return &nftables.Table{Family: family, Name: name}
-}
-
-func (t *endingTable) set() *nftables.Set {
-	addr := nftables.TypeIPAddr
-	if t.family == v1.IPv6Protocol {
-		addr = nftables.TypeIP6Addr
-	}
-	return &nftables.Set{
-		Table: t.table(), Name: "connections", ID: 1, HasTimeout: true, Timeout: patience, Counter: true, Concatenation: true,
-		KeyType: nftables.MustConcatSetType(nftables.TypeMark, nftables.TypeMark, addr, nftables.TypeInetService),
-	}
-}
-
 // change sends one transaction.
-func (t *endingTable) change(write func(c *nftables.Conn) error) error {
-	return t.visit(func() error {
-		c, err := nftables.New()
-		if err != nil {
-			return unsupported(err)
-		}
-		if err := write(c); err != nil {
-			return unsupported(err)
-		}
-		return unsupported(c.Flush())
+func (t *endingTable) change(write func(b *nft.Batch)) error {
+	return t.ask(func(c *nft.Conn, b *nft.Batch) error {
+		b.Begin()
+		write(b)
+		b.Finish()
+		return c.Commit(context.Background(), b) //nolint:forbidigo // it ends soon
 	})
 }
 
-func (t *endingTable) visit(f func() error) error { return namespace.Visit(t.netNS, f) }
+// ask opens a socket for messages about the table.
+func (t *endingTable) ask(do func(c *nft.Conn, b *nft.Batch) error) error {
+	c, err := nft.Dial(t.netNS)
+	if err != nil {
+		return unsupported(err)
+	}
+	defer func() { _ = c.Close() }()
+	return unsupported(do(c, &nft.Batch{Family: t.number(), Table: cmp.Or(t.name, defaultTable)}))
+}
 
 // unsupported explains what the kernel lacks.
 func unsupported(err error) error {
@@ -95,7 +76,7 @@ func unsupported(err error) error {
 
 func (t *endingTable) remove() error {
 	t.made = false
-	err := t.change(func(c *nftables.Conn) error { c.DelTable(t.table()); return nil })
+	err := t.change((*nft.Batch).DeleteTable)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, proxier.ErrNotSupported) { // nothing can be there
 		return nil
 	}
@@ -108,65 +89,81 @@ func (t *endingTable) list(conns []*resettingConn) error {
 			return err
 		}
 	}
-	err := t.change(func(c *nftables.Conn) error { return c.SetAddElements(t.set(), elements(conns)) })
+	err := t.change(func(b *nft.Batch) { writeElements(b, nft.AddElements(), conns) })
 	t.made = err == nil
 	return err
 }
 
 // create replaces the table by an empty one.
 func (t *endingTable) create() error {
-	set, chains := t.set(), []string{"prerouting", "output"}
-	hooks := []*nftables.ChainHook{nftables.ChainHookPrerouting, nftables.ChainHookOutput}
-	err := t.change(func(c *nftables.Conn) error {
-		c.AddTable(set.Table)
-		c.DelTable(set.Table)
-		c.AddTable(set.Table)
-		for i, name := range chains {
-			c.AddChain(&nftables.Chain{
-				Name: name, Table: set.Table, Type: nftables.ChainTypeFilter, Hooknum: hooks[i],
-				Priority: nftables.ChainPriorityRef(endingPriority),
-			})
-		}
-		return c.AddSet(set, nil)
-	})
+	rule, err := nft.Encode(t.number(), t.rule()...)
 	if err != nil {
 		return err
 	}
-	return t.visit(func() error { return t.addRules(set, chains) })
+	key := []nft.Field{nft.Mark, nft.Mark, nft.Addr, nft.Port}
+	return t.change(func(b *nft.Batch) {
+		b.ReplaceTable()
+		b.NewSet(&nft.Set{Name: endingSet, ID: 1, Key: key, Flags: nft.SetFlags(key, nil, unix.NFT_SET_TIMEOUT), Timeout: patience, Counter: true})
+		for name, hook := range map[string]uint32{"prerouting": unix.NF_INET_PRE_ROUTING, "output": unix.NF_INET_LOCAL_OUT} {
+			b.NewChain(name, &nft.Hook{Kind: "filter", Number: hook, Priority: endingPriority}, nil)
+			b.NewRule(name, rule, nil)
+		}
+	})
 }
 
-// elements are the keys of both directions.
-func elements(conns []*resettingConn) []nftables.SetElement {
-	all := make([]nftables.SetElement, 0, 2*len(conns))
+// rule is "tcp flags & (syn | rst) == 0 ct direction . ct id . ct reply saddr . ct reply
+// proto-src @connections reject with tcp reset". A packet with SYN provokes, or begins a new connection.
+func (t *endingTable) rule() []expr.Any {
+	const flags = 13 // of struct tcphdr
+	addr, port := nft.SourceIPv4, nft.Reg(3)
+	if t.family == v1.IPv6Protocol {
+		addr, port = nft.SourceIPv6, nft.Reg(6)
+	}
+	first := nft.Reg(0)
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: first},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: first, Data: []byte{unix.IPPROTO_TCP}},
+		&expr.Payload{DestRegister: first, Base: expr.PayloadBaseTransportHeader, Offset: flags, Len: 1},
+		&expr.Bitwise{SourceRegister: first, DestRegister: first, Len: 1, Mask: []byte{flagSYN | flagRST}, Xor: []byte{0}},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: first, Data: []byte{0}},
+		&expr.Ct{Key: expr.CtKeyDIRECTION, Register: first},
+		&expr.Ct{Key: nft.ConnectionID, Register: nft.Reg(1)},
+		nft.Tracked{Ct: &expr.Ct{Key: addr, Register: nft.Reg(2), Direction: reply}},
+		nft.Tracked{Ct: &expr.Ct{Key: expr.CtKeyPROTOSRC, Register: port, Direction: reply}},
+		&expr.Lookup{SourceRegister: first, SetName: endingSet},
+		&expr.Reject{Type: unix.NFT_REJECT_TCP_RST},
+	}
+}
+
+// writeElements writes the elements of connections, for both directions.
+func writeElements(b *nft.Batch, op nft.ElementOp, conns []*resettingConn) {
+	var all []byte
+	before := 0
 	for _, c := range conns {
 		for direction := range byte(reply + 1) {
 			key := append([]byte{direction, 0, 0, 0}, c.handle.ID[:]...)
 			key = append(key, c.server.Addr().AsSlice()...)
-			all = append(all, nftables.SetElement{Key: append(key, byte(c.server.Port()>>8), byte(c.server.Port()), 0, 0)})
+			key = append(key, byte(c.server.Port()>>8), byte(c.server.Port()), 0, 0)
+			before = len(all)
+			all = nft.AppendElement(all, key, nil, nil)
 		}
 	}
-	return all
+	b.Elements(op, endingSet, all, len(all)-before)
 }
 
 func (t *endingTable) reset() (reset map[[4]byte]bool, err error) {
-	reset = map[[4]byte]bool{}
-	return reset, t.visit(func() error {
-		c, err := nftables.New()
-		if err != nil {
-			return unsupported(err)
-		}
-		all, err := c.GetSetElements(t.set())
-		if err != nil {
-			t.made = false
-			return unsupported(err)
-		}
-		for i := range all {
-			if key := all[i].Key; len(key) >= 8 && key[0] == original && all[i].Counter != nil && all[i].Counter.Packets > 0 {
-				reset[[4]byte(key[4:8])] = true
+	err = t.ask(func(c *nft.Conn, b *nft.Batch) error {
+		b.ListElements(endingSet)
+		return c.Dump(context.Background(), b, func() { reset = map[[4]byte]bool{} }, func(attrs []byte) { //nolint:forbidigo // it ends soon
+			for e := range nft.ElementsOf(attrs) {
+				if len(e.Key) >= 8 && e.Key[0] == original && e.Packets > 0 {
+					reset[[4]byte(e.Key[4:8])] = true
+				}
 			}
-		}
-		return nil
+		})
 	})
+	t.made = t.made && err == nil
+	return reset, err
 }
 
 func (t *endingTable) forget(conns []*resettingConn, reset bool) error {
@@ -180,7 +177,7 @@ func (t *endingTable) forget(conns []*resettingConn, reset bool) error {
 	if len(listed) == 0 || !t.made {
 		return nil
 	}
-	err := t.change(func(c *nftables.Conn) error { return c.SetDeleteElements(t.set(), elements(listed)) })
+	err := t.change(func(b *nft.Batch) { writeElements(b, nft.DeleteElements(), listed) })
 	if err != nil { // an element expired, or another program deleted the table: it is made again
 		t.made = false
 	}
@@ -219,7 +216,7 @@ func (t *endingTable) number() uint8 { return uint8(number(t.family)) }
 // The same holds for a SYN of the client. The receiver answers with an acknowledgement (a
 // challenge ACK, RFC 5961, section 4), which meets the rule.
 func (t *endingTable) provoke(conns []*resettingConn) error {
-	return t.visit(func() error {
+	return namespace.Visit(t.netNS, func() error {
 		fd, err := unix.Socket(number(t.family), unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
 		if err != nil {
 			return classify(fmt.Errorf("open raw socket: %w", err))

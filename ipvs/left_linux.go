@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -9,8 +10,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/google/nftables"
-	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -19,6 +18,7 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/namespace"
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"github.com/serviceplane/serviceplane/internal/nft"
 )
 
 // left is what Leaving has in the kernel for one IP family: routes, which make VIPs local, and a
@@ -35,8 +35,8 @@ type left struct {
 	handle *netlink.Handle
 	// flows deletes conntrack entries.
 	flows  *netlinkx.Socket
-	conn   *nftables.Conn
-	table  *nftables.Table
+	conn   *nft.Conn
+	table  string
 	exists bool // the table
 	// servers are those that still have connections; vips are local because of the routes.
 	servers leftSet[serverKey]
@@ -45,8 +45,7 @@ type left struct {
 
 // leftSet is a set of the table, and its content.
 type leftSet[K comparable] struct {
-	*nftables.Set
-
+	set    nft.Set
 	keys   map[K]bool
 	encode func(K) []byte
 	decode func([]byte) (K, bool)
@@ -55,29 +54,20 @@ type leftSet[K comparable] struct {
 // refusalPriority is just before NF_IP_PRI_FILTER (0): a client is refused, whatever others drop there.
 const refusalPriority = -1
 
-// elementsAtOnce is how many elements one message has; it must fit into the socket's buffer.
-const elementsAtOnce = 200
-
 // openLeft opens what Leaving has in the kernel, perhaps nothing.
 func openLeft(config *Config, family v1.IPFamily) (l *left, err error) {
 	l = &left{config: config, v6: family == v1.IPv6Protocol}
-	l.table = &nftables.Table{Name: config.Names.Table + ".ipvs-leaving", Family: nftables.TableFamilyIPv4}
-	addr := nftables.TypeIPAddr
-	if l.v6 {
-		addr, l.table.Family = nftables.TypeIP6Addr, nftables.TableFamilyIPv6
-	}
-	server := nftables.MustConcatSetType(addr, nftables.TypeInetProto, nftables.TypeInetService)
+	l.table = config.Names.Table + ".ipvs-leaving"
+	server, vip := []nft.Field{nft.Addr, nft.Proto, nft.Port}, []nft.Field{nft.Addr}
 	l.servers = leftSet[serverKey]{
-		&nftables.Set{Table: l.table, Name: "virtual-servers", KeyType: server, Concatenation: true}, map[serverKey]bool{}, encodeServer, decodeServer,
+		nft.Set{Name: "virtual-servers", ID: 1, Key: server, Flags: nft.SetFlags(server, nil, 0)}, map[serverKey]bool{}, encodeServer, decodeServer,
 	}
-	l.vips = leftSet[netip.Addr]{
-		&nftables.Set{Table: l.table, Name: "vips", KeyType: addr}, map[netip.Addr]bool{}, netip.Addr.AsSlice, netip.AddrFromSlice,
-	}
+	l.vips = leftSet[netip.Addr]{nft.Set{Name: "vips", ID: 2, Key: vip}, map[netip.Addr]bool{}, netip.Addr.AsSlice, netip.AddrFromSlice}
 	err = namespace.Visit(config.NetNS, func() error {
 		var errHandle, errFlows, errConn error
 		l.handle, errHandle = netlinkx.LimitedHandle(netlink.NewHandle(unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER))
 		l.flows, errFlows = netlinkx.Open("")
-		l.conn, errConn = nftables.New(nftables.AsLasting())
+		l.conn, errConn = nft.Dial("")
 		return errors.Join(errHandle, errFlows, errConn)
 	})
 	if err == nil {
@@ -98,42 +88,69 @@ func (l *left) close() {
 		l.flows.Close()
 	}
 	if l.conn != nil {
-		_ = l.conn.CloseLasting()
+		_ = l.conn.Close()
 	}
+}
+
+// batch is empty.
+func (l *left) batch() *nft.Batch { return &nft.Batch{Family: l.family(), Table: l.table} }
+
+// family is the number of the IP family, in netfilter too.
+func (l *left) family() uint8 {
+	if l.v6 {
+		return unix.NFPROTO_IPV6
+	}
+	return unix.NFPROTO_IPV4
+}
+
+// commit sends a transaction.
+func (l *left) commit(write func(b *nft.Batch)) error {
+	b := l.batch()
+	b.Begin()
+	write(b)
+	b.Finish()
+	return l.conn.Commit(context.Background(), b) //nolint:forbidigo // it ends soon
+}
+
+// dump calls each with the attributes of the answers to a question.
+func (l *left) dump(ask func(b *nft.Batch), reset func(), each func(attrs []byte)) error {
+	b := l.batch()
+	ask(b)
+	return l.conn.Dump(context.Background(), b, reset, each) //nolint:forbidigo // it ends soon
 }
 
 // read reads the table, if there is one.
 func (l *left) read() error {
-	tables, err := l.conn.ListTablesOfFamily(l.table.Family)
-	l.exists = slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == l.table.Name })
+	tables := func(b *nft.Batch) { b.List(unix.NFT_MSG_GETTABLE, "tables") }
+	err := l.dump(tables, func() { l.exists = false }, func(attrs []byte) {
+		l.exists = l.exists || netlinkx.String(netlinkx.Find(attrs, unix.NFTA_TABLE_NAME)) == l.table
+	})
 	if err != nil || !l.exists {
 		return err
 	}
-	return errors.Join(l.servers.read(l.conn), l.vips.read(l.conn))
+	return errors.Join(l.servers.read(l), l.vips.read(l))
 }
 
-func (s *leftSet[K]) read(conn *nftables.Conn) error {
-	elements, err := conn.GetSetElements(s.Set)
-	for i := range elements {
-		if key, ok := s.decode(elements[i].Key); ok {
-			s.keys[key] = true
+func (s *leftSet[K]) read(l *left) error {
+	elements := func(b *nft.Batch) { b.ListElements(s.set.Name) }
+	return l.dump(elements, func() { clear(s.keys) }, func(attrs []byte) {
+		for e := range nft.ElementsOf(attrs) {
+			if key, ok := s.decode(e.Key); ok {
+				s.keys[key] = true
+			}
 		}
-	}
-	return err
+	})
 }
 
-// change adds or deletes elements, some at a time.
-func (s *leftSet[K]) change(keys map[K]bool, conn *nftables.Conn, write func(*nftables.Set, []nftables.SetElement) error) error {
-	for some := range slices.Chunk(slices.Collect(maps.Keys(keys)), elementsAtOnce) {
-		elements := make([]nftables.SetElement, len(some))
-		for i, key := range some {
-			elements[i].Key = s.encode(key)
-		}
-		if err := errors.Join(write(s.Set, elements), conn.Flush()); err != nil {
-			return err
-		}
+// write adds or deletes elements.
+func (s *leftSet[K]) write(b *nft.Batch, op nft.ElementOp, keys map[K]bool) {
+	var all []byte
+	for key := range keys {
+		all = nft.AppendElement(all, s.encode(key), nil, nil)
 	}
-	return nil
+	if len(keys) > 0 {
+		b.Elements(op, s.set.Name, all, len(all)/len(keys))
+	}
 }
 
 // encodeServer returns the element of a virtual server; each part fills registers of 4 bytes.
@@ -162,7 +179,7 @@ func (l *left) add(servers map[serverKey]bool, vips map[netip.Addr]bool) error {
 	if err := l.create(); err != nil {
 		return l.failed("write", err)
 	}
-	if err := l.change(servers, vips, l.conn.SetAddElements); err != nil {
+	if err := l.change(nft.AddElements(), servers, vips); err != nil {
 		return err
 	}
 	maps.Copy(l.vips.keys, vips)
@@ -170,15 +187,18 @@ func (l *left) add(servers map[serverKey]bool, vips map[netip.Addr]bool) error {
 }
 
 // change adds or deletes elements of both sets.
-func (l *left) change(servers map[serverKey]bool, vips map[netip.Addr]bool, write func(*nftables.Set, []nftables.SetElement) error) error {
-	return l.failed("write", errors.Join(l.servers.change(servers, l.conn, write), l.vips.change(vips, l.conn, write)))
+func (l *left) change(op nft.ElementOp, servers map[serverKey]bool, vips map[netip.Addr]bool) error {
+	return l.failed("write", l.commit(func(b *nft.Batch) {
+		l.servers.write(b, op, servers)
+		l.vips.write(b, op, vips)
+	}))
 }
 
 func (l *left) failed(to string, err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("%s table %s: %w", to, l.table.Name, netlinkx.Denied(err))
+	return fmt.Errorf("%s table %s: %w", to, l.table, netlinkx.Denied(err))
 }
 
 // create creates the table, unless it exists.
@@ -186,15 +206,17 @@ func (l *left) create() error {
 	if l.exists {
 		return nil
 	}
-	l.conn.AddTable(l.table)
-	if err := errors.Join(l.conn.AddSet(l.servers.Set, nil), l.conn.AddSet(l.vips.Set, nil)); err != nil {
+	rule, err := nft.Encode(l.family(), l.refusal()...)
+	if err != nil {
 		return err
 	}
-	chain := l.conn.AddChain(&nftables.Chain{
-		Name: "input", Table: l.table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityRef(refusalPriority),
+	err = l.commit(func(b *nft.Batch) {
+		b.NewTable(0, nil)
+		b.NewSet(&l.servers.set)
+		b.NewSet(&l.vips.set)
+		b.NewChain("input", &nft.Hook{Kind: "filter", Number: unix.NF_INET_LOCAL_IN, Priority: refusalPriority}, nil)
+		b.NewRule("input", rule, nil)
 	})
-	l.conn.AddRule(&nftables.Rule{Table: l.table, Chain: chain, Exprs: l.refusal()})
-	err := l.conn.Flush()
 	l.exists = err == nil
 	return err
 }
@@ -212,10 +234,10 @@ func (l *left) refusal() []expr.Any {
 	}
 	return []expr.Any{
 		&expr.Ct{Key: expr.CtKeySTATE, Register: 1},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(expr.CtStateBitNEW), Xor: make([]byte, 4)},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binary.NativeEndian.AppendUint32(nil, expr.CtStateBitNEW), Xor: make([]byte, 4)},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)},
 		daddr,
-		&expr.Lookup{SourceRegister: 1, SetName: l.vips.Name},
+		&expr.Lookup{SourceRegister: 1, SetName: l.vips.set.Name},
 		reject,
 	}
 }
@@ -272,14 +294,13 @@ func (l *left) remove(servers map[serverKey]bool, vips map[netip.Addr]bool) erro
 	if err := l.removeRoutes(vips); err != nil {
 		return err
 	}
-	family := uint8(l.table.Family) // its number is that of the address family too
-	_, err := netlinkx.DeleteFlows(l.flows, family, netlinkx.AllFlows, func(f *netlinkx.Flow) bool {
+	_, err := netlinkx.DeleteFlows(l.flows, l.family(), netlinkx.AllFlows, func(f *netlinkx.Flow) bool {
 		return !f.Translated && servers[keyOf(protocolOf(f.Protocol), f.Destination)]
 	})
 	if err != nil {
 		return netlinkx.Denied(err)
 	}
-	if err := l.change(servers, vips, l.conn.SetDeleteElements); err != nil {
+	if err := l.change(nft.DeleteElements(), servers, vips); err != nil {
 		return err
 	}
 	maps.DeleteFunc(l.servers.keys, func(key serverKey, _ bool) bool { return servers[key] })
@@ -303,8 +324,7 @@ func (l *left) deleteRoutes() error {
 		return err
 	}
 	if l.exists {
-		l.conn.DelTable(l.table)
-		if err := l.conn.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
+		if err := l.commit((*nft.Batch).DeleteTable); err != nil && !errors.Is(err, unix.ENOENT) {
 			return l.failed("delete", err)
 		}
 	}

@@ -53,7 +53,7 @@ var importers = map[string][]string{
 	module + "/userspace": {"userspace", "internal/userspacetest", "examples", "node/nodeproxy"},
 }
 
-var netlinkUsers = []string{"conntrack", "ebpf", "examples", "node/nodeproxy", "internal/bpftest", "internal/chaos", "internal/endings", "internal/fleet", "internal/guard/weight", "internal/netlinkx", "internal/netns", "internal/nftables", "internal/nftext", "internal/nftrace", "internal/userspacetest", "iptables", "ipvs", "nftables", "node/nodedeps", "node/packettrace", "proxiertest"}
+var netlinkUsers = []string{"conntrack", "ebpf", "examples", "node/nodeproxy", "internal/bpftest", "internal/chaos", "internal/endings", "internal/fleet", "internal/guard/weight", "internal/netlinkx", "internal/netns", "internal/nft", "internal/nftables", "internal/nftext", "internal/nftrace", "internal/userspacetest", "iptables", "ipvs", "nftables", "node/nodedeps", "node/packettrace", "proxiertest"}
 
 func within(path, parent string) bool { return path == parent || strings.HasPrefix(path, parent+"/") }
 

@@ -64,6 +64,14 @@ func String(b []byte) string {
 	return string(b)
 }
 
+// Uint64 decodes a number in network byte order. It returns 0 if b has another length.
+func Uint64(b []byte) uint64 {
+	if len(b) != 8 {
+		return 0
+	}
+	return binary.BigEndian.Uint64(b)
+}
+
 // Uint32 decodes a number in network byte order. It returns 0 if b has another length.
 func Uint32(b []byte) uint32 {
 	if len(b) != 4 {

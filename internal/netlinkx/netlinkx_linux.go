@@ -24,7 +24,7 @@ var ErrInterrupted = fmt.Errorf("changes by other programs interrupt each readin
 
 // Denied makes an error about a missing privilege an ErrPermission that says what to do.
 func Denied(err error) error {
-	if errors.Is(err, fs.ErrPermission) {
+	if errors.Is(err, fs.ErrPermission) && !errors.Is(err, proxier.ErrPermission) {
 		return fmt.Errorf("%w: %w: run with CAP_NET_ADMIN in the network namespace", proxier.ErrPermission, err)
 	}
 	return err

@@ -9,7 +9,6 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/proxier"
-	"golang.org/x/sys/unix"
 )
 
 // stepElements is about the largest number of element writes of one transaction; it may be
@@ -203,21 +202,21 @@ func (e *Engine) writeClass(w *wire, c class) error {
 const loadWrites = 1000
 
 func (e *Engine) newBatch() *wire {
-	e.batch.buf, e.batch.messages = e.batch.buf[:0], e.batch.messages[:0]
-	e.batch.batchMarker(unix.NFNL_MSG_BATCH_BEGIN)
+	e.batch.Buf, e.batch.Messages = e.batch.Buf[:0], e.batch.Messages[:0]
+	e.batch.Begin()
 	return &e.batch
 }
 
 func (e *Engine) send(ctx context.Context, w *wire) error {
-	w.batchMarker(unix.NFNL_MSG_BATCH_END)
+	w.Finish()
 	e.report.Transactions++
-	e.report.Bytes += len(w.buf)
+	e.report.Bytes += len(w.Buf)
 	if e.report.Writes > e.loadWrites {
 		if err := e.beginLoad(ctx); err != nil {
 			return err
 		}
 	}
-	return e.listeners.transaction(func() error { return e.kernel.commit(ctx, w) })
+	return e.listeners.transaction(func() error { return e.kernel.Commit(ctx, &w.Batch) })
 }
 
 // Apply implements proxier.Engine.
@@ -289,7 +288,7 @@ func (e *Engine) endLoad(ctx context.Context, outcome error) error {
 	e.loading = false
 	var failed uint8
 	if outcome != nil {
-		failed = e.batch.family
+		failed = e.batch.Family
 	}
 	return e.listeners.endLoad(failed, func() (uint32, error) { return e.generation(ctx) })
 }

@@ -86,7 +86,7 @@ func (e *Engine) replace(ctx context.Context, update desired.Update, hints map[c
 	}
 	e.state.flushCounts(&e.step)
 	w := e.newBatch()
-	w.deleteTable()
+	w.DeleteTable()
 	if err := e.scaffold(w); err != nil {
 		return err
 	}
@@ -107,7 +107,7 @@ func (e *Engine) scaffold(w *wire) error {
 	if err := w.scaffold(&e.state.layout, e.setSize); err != nil {
 		return err
 	}
-	e.report.Writes += len(w.messages)
+	e.report.Writes += len(w.Messages)
 	return nil
 }
 

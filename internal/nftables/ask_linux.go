@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"iter"
 	"slices"
+
+	"github.com/serviceplane/serviceplane/internal/nft"
 )
 
 // The time of a dump grows with the square of the elements: the kernel begins each page of 32 kB
@@ -32,7 +34,7 @@ func (e *Engine) askSet(ctx context.Context, o *observation, spec *setSpec) (all
 	}
 	a := asked{spec: spec, found: make(map[string]string, before.count)}
 	for key := range o.keysOf(spec.id) {
-		if a.due = append(a.due, key); len(a.due) < answersAtOnce {
+		if a.due = append(a.due, key); len(a.due) < nft.AnswersAtOnce {
 			continue
 		}
 		// Where most are missing, the smaller sets tell nothing: others have changed them.
@@ -64,16 +66,17 @@ type asked struct {
 
 // ask asks for the keys that are due. Those that are not answered stay due.
 func (e *Engine) ask(ctx context.Context, a *asked) error {
-	w := &wire{family: e.batch.family, table: e.batch.table, buf: e.questions[:0]}
+	w := newWire(e.batch.Family, e.batch.Table)
+	w.Buf = e.questions[:0]
 	for keys := range slices.Chunk(a.due, askMessage) {
 		w.getElements(a.spec, keys)
 	}
-	e.questions = w.buf
-	answered := make([]int, len(w.messages))
-	err := e.kernel.query(ctx, w, func(message int, attrs []byte) {
+	e.questions = w.Buf
+	answered := make([]int, len(w.Messages))
+	err := e.kernel.Query(ctx, &w.Batch, func(message int, attrs []byte) {
 		answered[message]++
-		for el := range elementsOf(attrs) {
-			key, data := el.strings()
+		for el := range nft.ElementsOf(attrs) {
+			key, data := el.Strings()
 			a.found[key] = data
 		}
 	})

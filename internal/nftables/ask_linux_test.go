@@ -14,6 +14,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/nft"
 )
 
 // BenchmarkReading reads the endpoints by a dump, and by key: by this, askFrom was chosen.
@@ -28,7 +29,7 @@ func BenchmarkReading(b *testing.B) {
 			defer p.stop()
 			for way, from := range map[string]int{"dump": math.MaxInt, "by-key": 0} {
 				e := &Engine{config: p.engine.config, family: p.engine.family, kernel: openKernel(b, p.ns), state: p.engine.state, batch: p.engine.batch, askFrom: from}
-				defer e.kernel.close()
+				defer e.kernel.Close()
 				o, err := e.observe(b.Context())
 				if err != nil {
 					b.Fatal(err)
@@ -76,8 +77,8 @@ func TestAReplacementOfALargeTableFits(t *testing.T) {
 		mustNFT(t, ns, "add table "+ipKeyword(w.family)+" serviceplane")
 		limited, e := w.engine(t, ns), w.engine(t, ns)
 		limited.open = func() (kernel, error) {
-			s, err := openSocket(ns.Path())
-			s.limit = 1000 // as without privileges
+			s, err := nft.Dial(ns.Path())
+			s.Limit = 1000 // as without privileges
 			return s, err
 		}
 		if _, err := limited.Apply(t.Context(), m.full(w)); err == nil || !strings.Contains(err.Error(), "raise net.core.wmem_max") {
@@ -87,8 +88,8 @@ func TestAReplacementOfALargeTableFits(t *testing.T) {
 		if r.Transactions != 1 {
 			t.Fatalf("%d transactions, want the table replaced in one", r.Transactions)
 		}
-		if size := 1000 * r.Bytes; size > sendBuffer {
-			t.Errorf("100,000 Services need %d bytes, but a transaction holds %d", size, sendBuffer)
+		if size := 1000 * r.Bytes; size > nft.SendBuffer {
+			t.Errorf("100,000 Services need %d bytes, but a transaction holds %d", size, nft.SendBuffer)
 		}
 		t.Logf("100,000 Services need %d MiB", 1000*r.Bytes>>20)
 		mustMatch(t, e, m)
@@ -187,7 +188,7 @@ func (w *world) change(t *testing.T, e *Engine) (what string) {
 	other := []byte(any())
 	other[len(other)-1-w.rand.IntN(len(other))] ^= byte(1 + w.rand.IntN(40))
 	batch := e.newBatch()
-	write := func(op elementOp, key string, data elementBytes) {
+	write := func(op nft.ElementOp, key string, data elementBytes) {
 		var one encoded
 		one.append(elementOf(key), elementBytes{}, data)
 		batch.elements(op, spec, one)
@@ -196,15 +197,15 @@ func (w *world) change(t *testing.T, e *Engine) (what string) {
 	key, data, kind := any(), elementOf(o.element[spec.id][any()]), w.rand.IntN(4)
 	if kind > 0 {
 		what += "removed "
-		write(deleteElements(), key, elementBytes{})
+		write(nft.DeleteElements(), key, elementBytes{})
 	}
 	if kind < 2 && !taken {
 		what += "added "
-		write(addElements(), string(other), data)
+		write(nft.AddElements(), string(other), data)
 	}
 	if kind > 2 {
 		what += "added again "
-		write(addElements(), key, data)
+		write(nft.AddElements(), key, data)
 	}
 	if err := e.send(t.Context(), batch); err != nil {
 		t.Fatalf("%s in %s: %v", what, spec.name, err)

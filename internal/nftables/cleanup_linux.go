@@ -20,7 +20,7 @@ func (e *Engine) Cleanup(ctx context.Context) error {
 	}
 	e.trusted = false
 	w := e.newBatch()
-	w.deleteTable()
+	w.DeleteTable()
 	if err := e.send(ctx, w); !errors.Is(err, unix.ENOENT) {
 		return err
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/counting"
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"github.com/serviceplane/serviceplane/internal/nft"
 	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
@@ -136,7 +137,7 @@ func (e *Engine) readCounters(ctx context.Context) (values map[counterKey]uint64
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, k.close()) }()
+	defer func() { err = errors.Join(err, k.Close()) }()
 	values = map[counterKey]uint64{}
 	for _, id := range counterSets() {
 		err := e.listCounters(ctx, k, id, values)
@@ -150,10 +151,10 @@ func (e *Engine) readCounters(ctx context.Context) (values map[counterKey]uint64
 // listCounters reads the counters of a set. While nf_tables changes it may miss some, which the
 // next reading has.
 func (e *Engine) listCounters(ctx context.Context, k kernel, id setID, values map[counterKey]uint64) error {
-	keyLen := padded(setSpecs[id].key, 4*(&rules{v6: e.family == v1.IPv6Protocol}).addrRegs())
-	err := e.listElementsOf(ctx, k, &setSpecs[id], func() {}, func(el element) {
-		if len(el.key) == keyLen { // otherwise another program has made a set of the name
-			values[counterKey{id, elementOf(string(el.key))}] = el.packets
+	keyLen := nft.Padded(setSpecs[id].key, 4*(&rules{v6: e.family == v1.IPv6Protocol}).addrRegs())
+	err := e.listElementsOf(ctx, k, &setSpecs[id], func() {}, func(el nft.Element) {
+		if len(el.Key) == keyLen { // otherwise another program has made a set of the name
+			values[counterKey{id, elementOf(string(el.Key))}] = el.Packets
 		}
 	})
 	if errors.Is(err, netlinkx.ErrInterrupted) {
@@ -300,19 +301,19 @@ func (c *counts) forgetLate() {
 // that the next owner of a counter got since then counts for the last one.
 func (e *Engine) addRetired(ctx context.Context, departed []departure) error {
 	for rest := departed; len(rest) > 0; {
-		batch := rest[:min(len(rest), answersAtOnce)]
+		batch := rest[:min(len(rest), nft.AnswersAtOnce)]
 		rest = rest[len(batch):]
-		w := &wire{family: e.batch.family, table: e.batch.table}
+		w := newWire(e.batch.Family, e.batch.Table)
 		owners := make(map[counterKey]counting.Owner, len(batch))
 		for _, d := range batch {
 			owners[d.counterKey] = d.owner
 			w.getElements(&setSpecs[d.in], []elementBytes{d.key})
 		}
-		err := e.kernel.query(ctx, w, func(_ int, attrs []byte) {
+		err := e.kernel.Query(ctx, &w.Batch, func(_ int, attrs []byte) {
 			in := setNamed(netlinkx.String(netlinkx.Find(attrs, unix.NFTA_SET_ELEM_LIST_SET))).id
-			for el := range elementsOf(attrs) {
-				counter := counterKey{in, elementOf(string(el.key))}
-				e.counts.ledger.Add(counter, el.packets, owners[counter], e.counts.ledger.Clock())
+			for el := range nft.ElementsOf(attrs) {
+				counter := counterKey{in, elementOf(string(el.Key))}
+				e.counts.ledger.Add(counter, el.Packets, owners[counter], e.counts.ledger.Clock())
 			}
 		})
 		if err != nil {

@@ -31,35 +31,35 @@ const (
 )
 
 // newFlowtable creates the flowtable without devices.
-func (w *wire) newFlowtable() { w.flowtable(msgNewFlows, unix.NLM_F_CREATE, "add", nil) }
+func (w *wire) newFlowtable() { w.flowtable(unix.NFT_MSG_NEWFLOWTABLE, unix.NLM_F_CREATE, "add", nil) }
 
 func (w *wire) flowtable(typ, flags uint16, op string, devices []string) {
 	want := wantedFlowtable()
-	w.begin(typ, flags, op, "flowtable "+want.name)
-	w.attrString(flowtableTable, w.table)
-	w.attrString(flowtableName, want.name)
-	w.nest(flowtableHook, func() {
-		w.attrUint32(hookNumber, want.hook)
-		w.attrUint32(hookPriority, uint32(want.priority))
+	w.Start(typ, flags, op, "flowtable "+want.name)
+	w.Text(flowtableTable, w.Table)
+	w.Text(flowtableName, want.name)
+	w.Nest(flowtableHook, func() {
+		w.Uint32(hookNumber, want.hook)
+		w.Uint32(hookPriority, uint32(want.priority))
 		if len(devices) > 0 {
-			w.nest(hookDevices, func() {
+			w.Nest(hookDevices, func() {
 				for _, d := range devices {
-					w.attrString(deviceName, d)
+					w.Text(deviceName, d)
 				}
 			})
 		}
 	})
-	if typ == msgNewFlows {
-		w.attrUint32(flowtableFlags, want.flags)
+	if typ == unix.NFT_MSG_NEWFLOWTABLE {
+		w.Uint32(flowtableFlags, want.flags)
 	}
-	w.endMessage()
+	w.End()
 }
 
 func (w *wire) deleteFlowtable(name string) {
-	w.begin(msgDelFlows, 0, "delete", "flowtable "+name)
-	w.attrString(flowtableTable, w.table)
-	w.attrString(flowtableName, name)
-	w.endMessage()
+	w.Start(unix.NFT_MSG_DELFLOWTABLE, 0, "delete", "flowtable "+name)
+	w.Text(flowtableTable, w.Table)
+	w.Text(flowtableName, name)
+	w.End()
 }
 
 // removeFlowtables deletes the flowtables that no rule of ours uses.
@@ -75,10 +75,10 @@ func (r *repair) removeFlowtables(w *wire) {
 // kernel leaves it out: after the socket has received something, as every caller's has, a page has
 // 32 kB, which are about 1,900 devices, and before that 4 kB.
 func (e *Engine) listFlowtables(ctx context.Context, k kernel) (flows map[string]flowtable, err error) {
-	w := &wire{family: e.batch.family, table: e.config.Names.Table}
-	w.begin(msgGetFlows, unix.NLM_F_DUMP, "list", "flowtables")
-	w.endMessage()
-	err = k.dump(ctx, w, func() { flows = map[string]flowtable{} }, func(attrs []byte) {
+	w := newWire(e.batch.Family, e.config.Names.Table)
+	w.Start(unix.NFT_MSG_GETFLOWTABLE, unix.NLM_F_DUMP, "list", "flowtables")
+	w.End()
+	err = k.Dump(ctx, &w.Batch, func() { flows = map[string]flowtable{} }, func(attrs []byte) {
 		if netlinkx.String(netlinkx.Find(attrs, flowtableTable)) == e.config.Names.Table {
 			f := parseFlowtable(attrs)
 			flows[f.name] = f
@@ -138,16 +138,16 @@ func (e *Engine) followDevicesOnce(ctx context.Context, k kernel) error {
 	if err != nil || len(added)+len(gone) == 0 {
 		return err
 	}
-	w := &wire{family: e.batch.family, table: e.config.Names.Table}
-	w.batchMarker(unix.NFNL_MSG_BATCH_BEGIN)
+	w := newWire(e.batch.Family, e.config.Names.Table)
+	w.Begin()
 	for devices := range slices.Chunk(gone, devicesOfMessage) {
-		w.flowtable(msgDelFlows, 0, "delete devices of", devices)
+		w.flowtable(unix.NFT_MSG_DELFLOWTABLE, 0, "delete devices of", devices)
 	}
 	for devices := range slices.Chunk(added, devicesOfMessage) {
-		w.flowtable(msgNewFlows, unix.NLM_F_CREATE, "add devices to", devices)
+		w.flowtable(unix.NFT_MSG_NEWFLOWTABLE, unix.NLM_F_CREATE, "add devices to", devices)
 	}
-	w.batchMarker(unix.NFNL_MSG_BATCH_END)
-	return e.listeners.transaction(func() error { return k.commit(ctx, w) })
+	w.Finish()
+	return e.listeners.transaction(func() error { return k.Commit(ctx, &w.Batch) })
 }
 
 // compareDevices compares the flowtable in the kernel with the node's devices.
@@ -183,8 +183,8 @@ func (e *Engine) watchLinks(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, k.close()) }()
-	if err := e.listeners.writesFrom(writer{engine: e, devices: true}, k.port()); err != nil {
+	defer func() { err = errors.Join(err, k.Close()) }()
+	if err := e.listeners.writesFrom(writer{engine: e, devices: true}, k.Port()); err != nil {
 		return err
 	}
 	if _, err := e.generationFrom(ctx, k); err != nil { // see listFlowtables

@@ -13,6 +13,7 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/lightdeps"
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"github.com/serviceplane/serviceplane/internal/nft"
 	"github.com/serviceplane/serviceplane/node/nodedeps"
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -98,7 +99,7 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 		family: family,
 		log:    lightdeps.Logger(deps.Logger, "nftables", family),
 		open: func() (kernel, error) {
-			s, err := openSocket(config.NetNS)
+			s, err := nft.Dial(config.NetNS)
 			if err != nil {
 				return nil, err
 			}
@@ -108,7 +109,7 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 		loadWrites:   loadWrites,
 		counterLimit: counterLimit,
 		askFrom:      askFrom,
-		batch:        wire{family: netfilterFamily(family), table: config.Names.Table},
+		batch:        *newWire(netfilterFamily(family), config.Names.Table),
 	}, nil
 }
 
@@ -142,11 +143,11 @@ func (e *Engine) generation(ctx context.Context) (uint32, error) {
 }
 
 func (e *Engine) generationFrom(ctx context.Context, k kernel) (uint32, error) {
-	w := &wire{family: e.batch.family, table: e.batch.table}
-	w.begin(msgGetGen, unix.NLM_F_ACK, "get", "generation")
-	w.endMessage()
+	w := newWire(e.batch.Family, e.batch.Table)
+	w.Start(unix.NFT_MSG_GETGEN, unix.NLM_F_ACK, "get", "generation")
+	w.End()
 	var id uint32
-	err := k.dump(ctx, w, func() {}, func(attrs []byte) { id = netlinkx.Uint32(netlinkx.Find(attrs, unix.NFTA_GEN_ID)) })
+	err := k.Dump(ctx, &w.Batch, func() {}, func(attrs []byte) { id = netlinkx.Uint32(netlinkx.Find(attrs, unix.NFTA_GEN_ID)) })
 	return id, err
 }
 
@@ -161,7 +162,7 @@ func (e *Engine) Close() error {
 	if e.kernel == nil {
 		return nil
 	}
-	err := e.kernel.close()
+	err := e.kernel.Close()
 	e.kernel, e.trusted = nil, false
 	return err
 }
@@ -175,7 +176,7 @@ func (e *Engine) connect() error {
 		return err
 	}
 	e.kernel = &timedKernel{kernel: k, waited: &e.report.Kernel}
-	return e.listeners.writesFrom(writer{engine: e}, k.port())
+	return e.listeners.writesFrom(writer{engine: e}, k.Port())
 }
 
 // layoutFor returns the layout for these globals.

@@ -26,6 +26,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/maglev"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/nft"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 	"golang.org/x/sys/unix"
@@ -436,14 +437,14 @@ type loadingKernel struct {
 	left map[string]int // such transactions, by the expression's name
 }
 
-func (k loadingKernel) commit(ctx context.Context, w *wire) error {
+func (k loadingKernel) Commit(ctx context.Context, w *nft.Batch) error {
 	for name, left := range k.left {
-		if i := bytes.Index(w.buf, []byte(name+"\x00")); i >= 0 && left > 0 && !strings.HasSuffix(w.table, "-probe") {
+		if i := bytes.Index(w.Buf, []byte(name+"\x00")); i >= 0 && left > 0 && !strings.HasSuffix(w.Table, "-probe") {
 			k.left[name]--
-			w.buf[i]++
+			w.Buf[i]++
 		}
 	}
-	return k.kernel.commit(ctx, w)
+	return k.kernel.Commit(ctx, w)
 }
 
 // TestAModuleThatIsLoadingIsWaitedFor: a first sync does not fail because the kernel loads modules for the
@@ -477,32 +478,32 @@ func TestAModuleThatIsLoadingIsWaitedFor(t *testing.T) {
 	})
 }
 
-func (k *faultyKernel) commit(ctx context.Context, w *wire) error {
-	if strings.HasSuffix(w.table, "-probe") { // a refused message means that the kernel lacks something
-		return k.kernel.commit(ctx, w)
+func (k *faultyKernel) Commit(ctx context.Context, w *nft.Batch) error {
+	if strings.HasSuffix(w.Table, "-probe") { // a refused message means that the kernel lacks something
+		return k.kernel.Commit(ctx, w)
 	}
-	for i := range w.messages {
+	for i := range w.Messages {
 		if k.failAt.Add(-1) == 0 {
 			// An unknown message type: the kernel rejects it and rolls the transaction
 			// back.
-			binary.NativeEndian.PutUint16(w.buf[w.messages[i].start+4:], unix.NFNL_SUBSYS_NFTABLES<<8|0xff)
+			binary.NativeEndian.PutUint16(w.Buf[w.Messages[i].Start+4:], unix.NFNL_SUBSYS_NFTABLES<<8|0xff)
 		}
 	}
-	return k.kernel.commit(ctx, w)
+	return k.kernel.Commit(ctx, w)
 }
 
-func (k *faultyKernel) dump(ctx context.Context, w *wire, reset func(), each func([]byte)) error {
+func (k *faultyKernel) Dump(ctx context.Context, w *nft.Batch, reset func(), each func([]byte)) error {
 	if k.failAt.Add(-1) == 0 {
 		return errInjected
 	}
-	return k.kernel.dump(ctx, w, reset, each)
+	return k.kernel.Dump(ctx, w, reset, each)
 }
 
-func (k *faultyKernel) query(ctx context.Context, w *wire, each func(int, []byte)) error {
+func (k *faultyKernel) Query(ctx context.Context, w *nft.Batch, each func(int, []byte)) error {
 	if k.failAt.Add(-1) == 0 {
 		return errInjected
 	}
-	return k.kernel.query(ctx, w, each)
+	return k.kernel.Query(ctx, w, each)
 }
 
 // TestAnyFailedMessageIsMadeUpFor makes each netlink message of a load and of a

@@ -1,7 +1,6 @@
 package nftables
 
 import (
-	"encoding/binary"
 	"net"
 	"net/netip"
 	"slices"
@@ -230,5 +229,3 @@ func notInPrefix(n uint32, p netip.Prefix) []expr.Any {
 		outside,
 	}
 }
-
-func nativeUint32(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }

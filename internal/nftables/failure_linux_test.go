@@ -17,6 +17,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/nft"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/runner"
 )
@@ -143,7 +144,9 @@ func TestAKernelWithoutNFTables(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.open = func() (kernel, error) { return nil, unreachable(os.NewSyscallError("socket", unix.EPROTONOSUPPORT)) }
+	e.open = func() (kernel, error) {
+		return nil, nft.Unreachable(os.NewSyscallError("socket", unix.EPROTONOSUPPORT))
+	}
 	_, err = e.Apply(t.Context(), desired.Update{Family: v1.IPv4Protocol, Full: true})
 	var lacks *proxier.UnsupportedError
 	if !errors.As(err, &lacks) || !strings.Contains(lacks.Feature, "nf_tables") || !strings.Contains(lacks.Hint, "nfnetlink") {
@@ -152,7 +155,7 @@ func TestAKernelWithoutNFTables(t *testing.T) {
 	if err := e.Cleanup(t.Context()); err != nil {
 		t.Errorf("Cleanup = %v, want nil", err)
 	}
-	e.open = func() (kernel, error) { return nil, unreachable(unix.EPERM) }
+	e.open = func() (kernel, error) { return nil, nft.Unreachable(unix.EPERM) }
 	if err := e.Cleanup(t.Context()); !errors.Is(err, proxier.ErrPermission) || errors.Is(err, proxier.ErrNotSupported) {
 		t.Errorf("Cleanup without privileges = %v, want %v", err, proxier.ErrPermission)
 	}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/nft"
 )
 
 // The fast path is a flowtable: its hook at ingress of each device forwards the packets of the
@@ -64,47 +65,24 @@ func (r *rules) fastPath() []rule {
 		flow(rule{
 			l4proto(0), dialledPort(1),
 			r.server(2),
-			tracked{&expr.Ct{Key: expr.CtKeyPROTOSRC, Register: reg(2 + n), Direction: directionReply}},
+			nft.Tracked{Ct: &expr.Ct{Key: expr.CtKeyPROTOSRC, Register: reg(2 + n), Direction: directionReply}},
 		}, setFastNodePorts),
 	}
 }
 
 // dialledPort loads the port that the client sent its first packet to.
 func dialledPort(n int) expr.Any {
-	return tracked{&expr.Ct{Key: expr.CtKeyPROTODST, Register: reg(n)}}
+	return nft.Tracked{Ct: &expr.Ct{Key: expr.CtKeyPROTODST, Register: reg(n)}}
 }
 
 // dialledAddr loads the address that the client sent its first packet to.
 func (r *rules) dialledAddr(n int) expr.Any {
-	return tracked{&expr.Ct{Key: either(r.v6, ctDestinationIPv6, ctDestinationIPv4), Register: reg(n)}}
+	return nft.Tracked{Ct: &expr.Ct{Key: either(r.v6, nft.DestinationIPv6, nft.DestinationIPv4), Register: reg(n)}}
 }
 
 // server loads the address that the flow's answers come from.
 func (r *rules) server(n int) expr.Any {
-	return tracked{&expr.Ct{Key: either(r.v6, ctSourceIPv6, ctSourceIPv4), Register: reg(n), Direction: directionReply}}
-}
-
-// tracked loads what connection tracking knows of one direction. The library writes directions as
-// numbers of 4 bytes, in which the kernel reads the first, or not at all.
-type tracked struct{ *expr.Ct }
-
-// Keys of linux/netfilter/nf_tables.h that the library does not name.
-const (
-	ctSourceIPv4      expr.CtKey = unix.NFT_CT_SRC_IP
-	ctDestinationIPv4 expr.CtKey = unix.NFT_CT_DST_IP
-	ctSourceIPv6      expr.CtKey = unix.NFT_CT_SRC_IP6
-	ctDestinationIPv6 expr.CtKey = unix.NFT_CT_DST_IP6
-)
-
-func (t tracked) marshal() []byte {
-	w := wire{}
-	w.attrString(unix.NFTA_EXPR_NAME, "ct")
-	w.nest(unix.NFTA_EXPR_DATA, func() {
-		w.attrUint32(unix.NFTA_CT_KEY, uint32(t.Key))
-		w.attrUint32(unix.NFTA_CT_DREG, t.Register)
-		w.buf = append(appendAttrHeader(w.buf, unix.NFTA_CT_DIRECTION, 1), uint8(t.Direction), 0, 0, 0)
-	})
-	return w.buf
+	return nft.Tracked{Ct: &expr.Ct{Key: either(r.v6, nft.SourceIPv6, nft.SourceIPv4), Register: reg(n), Direction: directionReply}}
 }
 
 // fastNodePort is a node port and one of its endpoints.

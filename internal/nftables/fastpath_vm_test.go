@@ -17,6 +17,7 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/nft"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -62,13 +63,13 @@ func plugIn(t *testing.T, ns *netns.NS, name string) (other *netns.NS) {
 // devices are those of the flowtable in the kernel.
 func devices(t *testing.T, e *Engine) string {
 	t.Helper()
-	k, err := openSocket(e.config.NetNS)
+	k, err := nft.Dial(e.config.NetNS)
 	netnstest.Check(t, err)
 	_, err = e.generationFrom(t.Context(), k)
 	netnstest.Check(t, err)
 	flows, err := e.listFlowtables(t.Context(), k)
 	netnstest.Check(t, err)
-	netnstest.Check(t, k.close())
+	netnstest.Check(t, k.Close())
 	return strings.Join(flows[flowtableOfOurs].devices, " ")
 }
 

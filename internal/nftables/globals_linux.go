@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/nft"
 )
 
 // addrRange is a range of addresses, including both ends.
@@ -45,41 +46,41 @@ func prefixesOf(g *desired.Globals, id setID) []netip.Prefix {
 func (w *wire) changeIntervals(spec *setSpec, was, is []netip.Prefix) {
 	var old []addrRange
 	if slices.Equal(was, unknownPrefixes) {
-		w.flush(spec)
+		w.Flush(spec.name)
 	} else {
 		old = ranges(was)
 	}
 	now := ranges(is)
-	w.intervals(deleteElements(), spec, slices.DeleteFunc(slices.Clone(old), func(r addrRange) bool { return slices.Contains(now, r) }))
-	w.intervals(addElements(), spec, slices.DeleteFunc(now, func(r addrRange) bool { return slices.Contains(old, r) }))
+	w.intervals(nft.DeleteElements(), spec, slices.DeleteFunc(slices.Clone(old), func(r addrRange) bool { return slices.Contains(now, r) }))
+	w.intervals(nft.AddElements(), spec, slices.DeleteFunc(now, func(r addrRange) bool { return slices.Contains(old, r) }))
 }
 
 // intervals adds or deletes ranges.
-func (w *wire) intervals(op elementOp, spec *setSpec, rs []addrRange) {
+func (w *wire) intervals(op nft.ElementOp, spec *setSpec, rs []addrRange) {
 	if len(rs) == 0 {
 		return
 	}
-	var b []byte
-	for _, r := range rs {
-		b = appendIntervalEdge(b, r.first, false)
-		if end := r.last.Next(); end.IsValid() {
-			b = appendIntervalEdge(b, end, true)
+	w.ElementList(op, spec.name, "elements of set "+spec.name, func() {
+		for _, r := range rs {
+			w.Buf = nft.AppendIntervalEdge(w.Buf, r.first, false)
+			if end := r.last.Next(); end.IsValid() {
+				w.Buf = nft.AppendIntervalEdge(w.Buf, end, true)
+			}
 		}
-	}
-	w.elementMessage(op, spec, b)
+	})
 }
 
 // rangesOf returns the ranges in the elements of an interval set.
-func rangesOf(elements []element) []addrRange {
-	slices.SortFunc(elements, func(a, b element) int {
-		return slices.Compare(a.key, b.key)
+func rangesOf(elements []nft.Element) []addrRange {
+	slices.SortFunc(elements, func(a, b nft.Element) int {
+		return slices.Compare(a.Key, b.Key)
 	})
 	var rs []addrRange
 	for _, e := range elements {
-		addr, ok := netip.AddrFromSlice(e.key)
+		addr, ok := netip.AddrFromSlice(e.Key)
 		switch {
 		case !ok:
-		case !e.end:
+		case !e.End:
 			all := netip.PrefixFrom(addr, 0).Masked()
 			rs = append(rs, addrRange{first: addr, last: lastAddr(all)})
 		case len(rs) > 0:

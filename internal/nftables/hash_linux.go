@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/nft"
 	"github.com/serviceplane/serviceplane/internal/pause"
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -74,8 +75,8 @@ func (e *Engine) probeUnlessLoading(ctx context.Context, f feature, wasMissing b
 
 // isLoading reports whether the kernel refused a transaction as a whole, because it loads nf_tables.
 func isLoading(err error) bool {
-	var refused *writeError
-	return errors.As(err, &refused) && strings.HasPrefix(refused.object, "transaction") && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP))
+	var refused *nft.Error
+	return errors.As(err, &refused) && strings.HasPrefix(refused.Object, "transaction") && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP))
 }
 
 func asksForHash(update *desired.Update) bool {
@@ -96,8 +97,8 @@ func isUnknown(err error) bool {
 
 // refusedObject is what the kernel refused to write, "" if the error says nothing of it.
 func refusedObject(err error) string {
-	if refused, is := errors.AsType[*writeError](err); is {
-		return refused.object
+	if refused, is := errors.AsType[*nft.Error](err); is {
+		return refused.Object
 	}
 	return ""
 }

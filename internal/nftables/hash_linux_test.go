@@ -15,6 +15,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/nft"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/runner"
 )
@@ -26,12 +27,12 @@ type lackingKernel struct {
 	met        *int // rules with the expression
 }
 
-func (k *lackingKernel) commit(ctx context.Context, w *wire) error {
+func (k *lackingKernel) Commit(ctx context.Context, w *nft.Batch) error {
 	const isName = "\x01\x00" // NFTA_EXPR_NAME
 	name := isName + k.expression + "\x00"
-	*k.met += bytes.Count(w.buf, []byte(name))
-	copy(w.buf, bytes.ReplaceAll(w.buf, []byte(name), []byte(isName+strings.Repeat("x", len(k.expression))+"\x00")))
-	return k.kernel.commit(ctx, w)
+	*k.met += bytes.Count(w.Buf, []byte(name))
+	copy(w.Buf, bytes.ReplaceAll(w.Buf, []byte(name), []byte(isName+strings.Repeat("x", len(k.expression))+"\x00")))
+	return k.kernel.Commit(ctx, w)
 }
 
 // lack takes an expression from the kernel of an engine, and returns the count of its rules.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/nft"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest/history"
 )
@@ -87,16 +88,16 @@ type calledKernel struct {
 	calls *history.Calls
 }
 
-func (k *calledKernel) commit(ctx context.Context, w *wire) error {
-	return k.calls.Do(func() error { return k.kernel.commit(ctx, w) })
+func (k *calledKernel) Commit(ctx context.Context, w *nft.Batch) error {
+	return k.calls.Do(func() error { return k.kernel.Commit(ctx, w) })
 }
 
-func (k *calledKernel) dump(ctx context.Context, w *wire, reset func(), each func([]byte)) error {
-	return k.calls.Do(func() error { return k.kernel.dump(ctx, w, reset, each) })
+func (k *calledKernel) Dump(ctx context.Context, w *nft.Batch, reset func(), each func([]byte)) error {
+	return k.calls.Do(func() error { return k.kernel.Dump(ctx, w, reset, each) })
 }
 
-func (k *calledKernel) query(ctx context.Context, w *wire, each func(int, []byte)) error {
-	return k.calls.Do(func() error { return k.kernel.query(ctx, w, each) })
+func (k *calledKernel) Query(ctx context.Context, w *nft.Batch, each func(int, []byte)) error {
+	return k.calls.Do(func() error { return k.kernel.Query(ctx, w, each) })
 }
 
 // Damage implements history.Plane.

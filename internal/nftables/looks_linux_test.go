@@ -18,6 +18,7 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/nft"
 	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
@@ -209,7 +210,7 @@ func TestASecondLookIsEnough(t *testing.T) {
 			if before-len(c.rules) != 2 {
 				t.Fatalf("%s has %d first looks, want 2", c.name, before-len(c.rules))
 			}
-			b.flushChain(c.name)
+			b.FlushChain(c.name)
 			netnstest.Check(t, b.chains([]chainSpec{c}))
 		}
 		netnstest.Check(t, e.send(t.Context(), b))
@@ -265,15 +266,15 @@ func TestOnlyRangesThatDifferAreWritten(t *testing.T) {
 		"unknown":    {was: unknownPrefixes, is: parse("10.0.0.0/24"), flush: true, coming: parse("10.0.0.0/24")},
 	} {
 		t.Run(title, func(t *testing.T) {
-			got, want := wire{family: unix.NFPROTO_IPV4, table: "t"}, wire{family: unix.NFPROTO_IPV4, table: "t"}
+			got, want := *newWire(unix.NFPROTO_IPV4, "t"), *newWire(unix.NFPROTO_IPV4, "t")
 			got.changeIntervals(spec, c.was, c.is)
 			if c.flush {
-				want.flush(spec)
+				want.Flush(spec.name)
 			}
-			want.intervals(deleteElements(), spec, ranges(c.gone))
-			want.intervals(addElements(), spec, ranges(c.coming))
-			if !bytes.Equal(got.buf, want.buf) {
-				t.Errorf("writes %x, want %x", got.buf, want.buf)
+			want.intervals(nft.DeleteElements(), spec, ranges(c.gone))
+			want.intervals(nft.AddElements(), spec, ranges(c.coming))
+			if !bytes.Equal(got.Buf, want.Buf) {
+				t.Errorf("writes %x, want %x", got.Buf, want.Buf)
 			}
 		})
 	}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"github.com/serviceplane/serviceplane/internal/nft"
 )
 
 // acceptPolicy is NF_ACCEPT of linux/netfilter.h, which package unix does not have.
@@ -21,7 +22,7 @@ const acceptPolicy = 1
 func meaningOfAll(exprs [][]byte) string {
 	var b []byte
 	for _, e := range exprs {
-		b = appendAttr(b, unix.NFTA_LIST_ELEM, e)
+		b = nft.AppendAttr(b, unix.NFTA_LIST_ELEM, e)
 	}
 	return meaningOf(b)
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"github.com/serviceplane/serviceplane/internal/nft"
 )
 
 // observation is the content of our table in the kernel.
@@ -91,18 +92,18 @@ func (e *Engine) observe(ctx context.Context) (*observation, error) {
 // observeCatchAlls finds catch-all elements, which only others add: they match what no other
 // element of the set does. The kernel does not count them, and those before 5.13 have none.
 func (e *Engine) observeCatchAlls(ctx context.Context, o *observation) error {
-	w := &wire{family: e.batch.family, table: e.batch.table}
+	w := newWire(e.batch.Family, e.batch.Table)
 	var asked []setID
 	for i := range setSpecs {
 		if _, exists := o.sets[setSpecs[i].name]; exists {
-			w.catchAll(msgGetElement, 0, "read", &setSpecs[i])
+			w.CatchAll(nft.GetElements(), setSpecs[i].name)
 			asked = append(asked, setSpecs[i].id)
 		}
 	}
 	if len(asked) == 0 {
 		return nil
 	}
-	err := e.kernel.query(ctx, w, func(message int, _ []byte) { o.catches = append(o.catches, asked[message]) })
+	err := e.kernel.Query(ctx, &w.Batch, func(message int, _ []byte) { o.catches = append(o.catches, asked[message]) })
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
 		return nil
 	}
@@ -111,11 +112,11 @@ func (e *Engine) observeCatchAlls(ctx context.Context, o *observation) error {
 
 func (e *Engine) listSets(ctx context.Context) (sets map[string]observedSet, err error) {
 	reset := func() { sets = map[string]observedSet{} }
-	err = e.list(ctx, msgGetSet, "sets", reset, func(attrs []byte) {
+	err = e.list(ctx, unix.NFT_MSG_GETSET, "sets", reset, func(attrs []byte) {
 		if netlinkx.String(netlinkx.Find(attrs, unix.NFTA_SET_TABLE)) != e.config.Names.Table {
 			return
 		}
-		count := netlinkx.Find(attrs, setAttrCount)
+		count := netlinkx.Find(attrs, nft.SetCount)
 		sets[netlinkx.String(netlinkx.Find(attrs, unix.NFTA_SET_NAME))] = observedSet{
 			shape:     shapeOf(attrs),
 			anonymous: netlinkx.Uint32(netlinkx.Find(attrs, unix.NFTA_SET_FLAGS))&unix.NFT_SET_ANONYMOUS != 0,
@@ -134,10 +135,10 @@ const (
 )
 
 func (e *Engine) observeTable(ctx context.Context) (o *observation, err error) {
-	err = e.list(ctx, msgGetTable, "tables", func() { o = nil }, func(attrs []byte) {
+	err = e.list(ctx, unix.NFT_MSG_GETTABLE, "tables", func() { o = nil }, func(attrs []byte) {
 		if netlinkx.String(netlinkx.Find(attrs, unix.NFTA_TABLE_NAME)) == e.config.Names.Table {
 			o = &observation{
-				comment: comment(netlinkx.Find(attrs, tableUserdata)),
+				comment: comment(netlinkx.Find(attrs, nft.TableUserdata)),
 				dormant: netlinkx.Uint32(netlinkx.Find(attrs, unix.NFTA_TABLE_FLAGS))&unix.NFT_TABLE_F_DORMANT != 0,
 			}
 		}
@@ -146,7 +147,7 @@ func (e *Engine) observeTable(ctx context.Context) (o *observation, err error) {
 }
 
 func (e *Engine) observeChains(ctx context.Context, o *observation) error {
-	err := e.list(ctx, msgGetChain, "chains", func() { o.chains = map[string]*observedChain{} }, func(attrs []byte) {
+	err := e.list(ctx, unix.NFT_MSG_GETCHAIN, "chains", func() { o.chains = map[string]*observedChain{} }, func(attrs []byte) {
 		if netlinkx.String(netlinkx.Find(attrs, unix.NFTA_CHAIN_TABLE)) == e.config.Names.Table {
 			o.chains[netlinkx.String(netlinkx.Find(attrs, unix.NFTA_CHAIN_NAME))] = parseChain(attrs)
 		}
@@ -159,7 +160,7 @@ func (e *Engine) observeChains(ctx context.Context, o *observation) error {
 			c.rules, c.bodies = nil, nil
 		}
 	}
-	return e.list(ctx, msgGetRule, "rules", forget, func(attrs []byte) {
+	return e.list(ctx, unix.NFT_MSG_GETRULE, "rules", forget, func(attrs []byte) {
 		c := o.chains[netlinkx.String(netlinkx.Find(attrs, unix.NFTA_RULE_CHAIN))]
 		if c != nil && netlinkx.String(netlinkx.Find(attrs, unix.NFTA_RULE_TABLE)) == e.config.Names.Table {
 			c.rules = append(c.rules, string(netlinkx.Find(attrs, unix.NFTA_RULE_USERDATA)))
@@ -169,7 +170,7 @@ func (e *Engine) observeChains(ctx context.Context, o *observation) error {
 }
 
 func parseChain(attrs []byte) *observedChain {
-	c := &observedChain{comment: comment(netlinkx.Find(attrs, chainUserdata))}
+	c := &observedChain{comment: comment(netlinkx.Find(attrs, nft.ChainUserdata))}
 	if h := netlinkx.Find(attrs, unix.NFTA_CHAIN_HOOK); h != nil {
 		c.isBase = true
 		c.typ, c.policy = netlinkx.String(netlinkx.Find(attrs, unix.NFTA_CHAIN_TYPE)), netlinkx.Uint32(netlinkx.Find(attrs, unix.NFTA_CHAIN_POLICY))
@@ -180,12 +181,7 @@ func parseChain(attrs []byte) *observedChain {
 }
 
 // comment returns the comment in the user data of a table or a chain.
-func comment(user []byte) string {
-	if len(user) < 2 || user[0] != udataComment || len(user) < 2+int(user[1]) {
-		return ""
-	}
-	return netlinkx.String(user[2 : 2+int(user[1])])
-}
+func comment(user []byte) string { return netlinkx.String(nft.FindUserdata(user, nft.UserdataComment)) }
 
 // shapeOf describes a set in the kernel, as shape does for the wanted set.
 func shapeOf(attrs []byte) string {
@@ -198,18 +194,18 @@ func shapeOf(attrs []byte) string {
 
 func (s *setSpec) shape(addrLen int) string {
 	b := binary.BigEndian.AppendUint32(nil, s.flags())
-	b = binary.BigEndian.AppendUint32(b, dataType(s.key, addrLen))
-	b = binary.BigEndian.AppendUint32(b, uint32(padded(s.key, addrLen)))
-	b = binary.BigEndian.AppendUint32(b, dataType(s.data, addrLen))
-	return hex.EncodeToString(binary.BigEndian.AppendUint32(b, uint32(padded(s.data, addrLen))))
+	b = binary.BigEndian.AppendUint32(b, nft.DataType(s.key, addrLen))
+	b = binary.BigEndian.AppendUint32(b, uint32(nft.Padded(s.key, addrLen)))
+	b = binary.BigEndian.AppendUint32(b, nft.DataType(s.data, addrLen))
+	return hex.EncodeToString(binary.BigEndian.AppendUint32(b, uint32(nft.Padded(s.data, addrLen))))
 }
 
 // list dumps objects of our family.
 func (e *Engine) list(ctx context.Context, typ uint16, object string, reset func(), each func(attrs []byte)) error {
-	w := &wire{family: e.batch.family, table: e.batch.table}
-	w.begin(typ, unix.NLM_F_DUMP, "list", object)
-	w.endMessage()
-	return e.kernel.dump(ctx, w, reset, each)
+	w := newWire(e.batch.Family, e.batch.Table)
+	w.Start(typ, unix.NLM_F_DUMP, "list", object)
+	w.End()
+	return e.kernel.Dump(ctx, &w.Batch, reset, each)
 }
 
 // isOurs reports whether the table is ours, of any version, so that it can be repaired in
@@ -257,7 +253,7 @@ func (c *chainSpec) checksums(family uint8) ([]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		sums[i] = string(userdata(udataChecksum, sum))
+		sums[i] = string(nft.Userdata(udataChecksum, sum))
 	}
 	return sums, nil
 }
@@ -288,13 +284,15 @@ func (e *Engine) observeSets(ctx context.Context, o *observation, among func(*se
 		switch {
 		case spec.isVerdictMap():
 			reset := func() { o.verdict[spec.id] = map[uint32]lead{} }
-			err = e.listElements(ctx, spec, reset, func(el element) {
-				o.verdict[spec.id][binary.NativeEndian.Uint32(el.key)] = lead{el.chain, el.jumps}
+			err = e.listElements(ctx, spec, reset, func(el nft.Element) {
+				chain, jumps := el.Chain()
+				o.verdict[spec.id][binary.NativeEndian.Uint32(el.Key)] = lead{chain, jumps}
 			})
 		case slices.Contains(intervalSets(), spec.id):
-			var elements []element
-			err = e.listElements(ctx, spec, func() { elements = nil }, func(el element) {
-				elements = append(elements, el.clone())
+			var elements []nft.Element
+			err = e.listElements(ctx, spec, func() { elements = nil }, func(el nft.Element) {
+				el.Key = slices.Clone(el.Key)
+				elements = append(elements, el)
 			})
 			o.ranges[spec.id] = rangesOf(elements)
 		default:
@@ -324,8 +322,8 @@ func (e *Engine) observeSet(ctx context.Context, o *observation, spec *setSpec) 
 	reset := func() { o.element[spec.id], listed = make(map[string]string, set.count), 0 }
 	pause := resizePause
 	for range resizeAttempts {
-		err := e.listElements(ctx, spec, reset, func(el element) {
-			key, data := el.strings()
+		err := e.listElements(ctx, spec, reset, func(el nft.Element) {
+			key, data := el.Strings()
 			o.element[spec.id][key] = data
 			listed++
 		})
@@ -343,35 +341,22 @@ func (e *Engine) observeSet(ctx context.Context, o *observation, spec *setSpec) 
 	return nil
 }
 
-func (e *Engine) listElements(ctx context.Context, spec *setSpec, reset func(), each func(element)) error {
+func (e *Engine) listElements(ctx context.Context, spec *setSpec, reset func(), each func(nft.Element)) error {
 	return e.listElementsOf(ctx, e.kernel, spec, reset, each)
 }
 
 // listElementsOf uses another socket.
-func (e *Engine) listElementsOf(ctx context.Context, k kernel, spec *setSpec, reset func(), each func(element)) error {
-	w := &wire{family: e.batch.family, table: e.batch.table}
-	w.begin(msgGetElement, unix.NLM_F_DUMP, "list", "elements of set "+spec.name)
-	w.attrString(unix.NFTA_SET_ELEM_LIST_TABLE, w.table)
-	w.attrString(unix.NFTA_SET_ELEM_LIST_SET, spec.name)
-	w.endMessage()
-	return k.dump(ctx, w, reset, func(attrs []byte) {
-		for el := range elementsOf(attrs) {
+func (e *Engine) listElementsOf(ctx context.Context, k kernel, spec *setSpec, reset func(), each func(nft.Element)) error {
+	w := newWire(e.batch.Family, e.batch.Table)
+	w.Start(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, "list", "elements of set "+spec.name)
+	w.Text(unix.NFTA_SET_ELEM_LIST_TABLE, w.Table)
+	w.Text(unix.NFTA_SET_ELEM_LIST_SET, spec.name)
+	w.End()
+	return k.Dump(ctx, &w.Batch, reset, func(attrs []byte) {
+		for el := range nft.ElementsOf(attrs) {
 			each(el)
 		}
 	})
-}
-
-// strings returns the key, with its end, and the data, in one piece of memory.
-func (el element) strings() (key, data string) {
-	var buf [128]byte
-	keys := append(append(buf[:0], el.key...), el.keyEnd...)
-	all := string(append(keys, el.data...))
-	return all[:len(keys)], all[len(keys):]
-}
-
-func (el element) clone() element {
-	el.key = slices.Clone(el.key)
-	return el
 }
 
 // Dump is for proxier.Abilities.
@@ -399,12 +384,12 @@ func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
 	for i := range setSpecs {
 		spec := &setSpecs[i]
 		reset := func() { encoded[spec.id], v.verdicts[spec.id] = nil, nil }
-		err := e.listElements(ctx, spec, reset, func(el element) {
-			if el.chain != "" {
-				v.lead(binary.NativeEndian.Uint32(el.key), el.chain, []setID{spec.id})
+		err := e.listElements(ctx, spec, reset, func(el nft.Element) {
+			if chain, _ := el.Chain(); chain != "" {
+				v.lead(binary.NativeEndian.Uint32(el.Key), chain, []setID{spec.id})
 				return
 			}
-			encoded[spec.id] = appendElement(encoded[spec.id], el.key, el.keyEnd, el.data)
+			encoded[spec.id] = nft.AppendElement(encoded[spec.id], el.Key, el.KeyEnd, el.Data)
 		})
 		if err != nil {
 			return err

@@ -9,6 +9,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/nft"
 )
 
 // resizing is a kernel that resizes a hash table at each dump of elements but the third: an
@@ -19,10 +20,10 @@ type resizing struct {
 	dumps int
 }
 
-func (r *resizing) dump(ctx context.Context, w *wire, reset func(), each func(attrs []byte)) error {
+func (r *resizing) Dump(ctx context.Context, w *nft.Batch, reset func(), each func(attrs []byte)) error {
 	r.dumps++
 	moved := false
-	return r.kernel.dump(ctx, w, reset, func(attrs []byte) {
+	return r.kernel.Dump(ctx, w, reset, func(attrs []byte) {
 		var items [][]byte
 		for _, item := range netlinkx.Attributes(netlinkx.Find(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
 			items = append(items, item)

@@ -9,6 +9,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/serviceplane/serviceplane/internal/nft"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -48,7 +49,7 @@ func (e *Engine) explain(ctx context.Context, refused error, features []feature)
 // missing is the error that a kernel does not have the feature.
 func (f *feature) missing(err error) error {
 	return &proxier.UnsupportedError{
-		Feature: "nf_tables " + f.name + " on " + kernelRelease(),
+		Feature: "nf_tables " + f.name + " on " + nft.KernelRelease(),
 		Hint:    fmt.Sprintf("want Linux %s or newer with %s", minKernel, f.option),
 		Err:     err,
 	}
@@ -69,7 +70,7 @@ func (e *Engine) features() []feature {
 			&expr.Numgen{Register: reg(0), Modulus: 2, Type: unix.NFT_NG_RANDOM},
 		}},
 		{name: "expression nat", option: "CONFIG_NFT_NAT", exprs: append([]expr.Any{r.daddr(0)},
-			&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(e.batch.family), RegAddrMin: reg(0)})},
+			&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(e.batch.Family), RegAddrMin: reg(0)})},
 		{name: "expression reject", option: "CONFIG_NFT_REJECT", exprs: slices.Concat(r.reject()...)},
 		{name: "expression ct", option: "CONFIG_NFT_CT", exprs: []expr.Any{&expr.Ct{Key: expr.CtKeySTATUS, Register: reg(0)}}},
 		{name: "setting the packet mark", option: "CONFIG_NF_TABLES", exprs: r.setMark()},
@@ -80,11 +81,11 @@ func (e *Engine) features() []feature {
 // probe returns the kernel's error for a feature, nil if it has the feature.
 func (e *Engine) probe(ctx context.Context, f feature) error {
 	w := e.newBatch()
-	w.table += "-probe"
-	defer func(table string) { w.table = table }(e.config.Names.Table)
+	w.Table += "-probe"
+	defer func(table string) { w.Table = table }(e.config.Names.Table)
 	w.newTable()
 	if f.set != nil {
-		w.newSet(f.set, 4*e.state.layout.rules.addrRegs(), e.config.AffinityRecords)
+		w.newSet(f.set, e.config.AffinityRecords)
 	}
 	hook := &hookSpec{"nat", unix.NF_INET_PRE_ROUTING, "prerouting", e.config.DNATPriority}
 	if f.flowtable {
@@ -98,23 +99,15 @@ func (e *Engine) probe(ctx context.Context, f feature) error {
 		}
 	}
 	const poison = "chain that is not there"
-	w.begin(msgDelChain, 0, "delete", poison)
-	w.attrString(unix.NFTA_CHAIN_TABLE, w.table)
-	w.attrString(unix.NFTA_CHAIN_NAME, "not-there")
-	w.endMessage()
+	w.Start(unix.NFT_MSG_DELCHAIN, 0, "delete", poison)
+	w.Text(unix.NFTA_CHAIN_TABLE, w.Table)
+	w.Text(unix.NFTA_CHAIN_NAME, "not-there")
+	w.End()
 	before := e.report
 	err := e.send(ctx, w)
 	e.report.Transactions, e.report.Bytes = before.Transactions, before.Bytes // nothing is written
-	if refusedObject(err) == poison+" in table "+w.table {
+	if refusedObject(err) == poison+" in table "+w.Table {
 		return nil
 	}
 	return err
-}
-
-func kernelRelease() string {
-	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		return "this kernel"
-	}
-	return "Linux " + unix.ByteSliceToString(u.Release[:])
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/nft"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
@@ -239,8 +240,8 @@ type refusingKernel struct {
 	errno unix.Errno
 }
 
-func (k refusingKernel) commit(context.Context, *wire) error {
-	return &writeError{op: "add", object: "anything", err: k.errno}
+func (k refusingKernel) Commit(context.Context, *nft.Batch) error {
+	return &nft.Error{Op: "add", Object: "anything", Err: k.errno}
 }
 
 func TestConfigReportsEveryFault(t *testing.T) {

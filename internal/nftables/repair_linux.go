@@ -7,6 +7,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/nft"
 )
 
 // repair makes a table of ours match the update while packets use it: the table of a
@@ -72,26 +73,25 @@ func (e *Engine) repair(
 // createSets creates the missing sets and the flowtable, and empties other sets of catch-all elements.
 func (r *repair) createSets(ctx context.Context) error {
 	w := r.newBatch()
-	empty := len(w.messages)
+	empty := len(w.Messages)
 	for i := range setSpecs {
 		if _, ok := r.observed.sets[setSpecs[i].name]; !ok {
-			w.newSet(&setSpecs[i], r.addrLen(), r.setSize(&setSpecs[i]))
+			w.newSet(&setSpecs[i], r.setSize(&setSpecs[i]))
 		}
 	}
-	r.newSets = len(w.messages) > empty
+	r.newSets = len(w.Messages) > empty
 	if _, ok := r.observed.flows[flowtableOfOurs]; !ok && r.state.layout.rules.fastAfter > 0 {
 		w.newFlowtable()
 	}
 	for _, id := range r.observed.catches {
-		op := deleteElements()
-		w.catchAll(op.typ, op.flags, op.name, &setSpecs[id])
+		w.CatchAll(nft.DeleteElements(), setSpecs[id].name)
 	}
 	return r.sendUnless(ctx, w, empty)
 }
 
 // sendUnless sends a batch unless it has only the messages of an empty one.
 func (r *repair) sendUnless(ctx context.Context, w *wire, empty int) error {
-	writes := len(w.messages) - empty
+	writes := len(w.Messages) - empty
 	if writes == 0 {
 		return nil
 	}
@@ -124,7 +124,7 @@ func (r *repair) wanted() []chainSpec {
 // created later.
 func (r *repair) createChains(ctx context.Context) error {
 	w := r.newBatch()
-	empty := len(w.messages)
+	empty := len(w.Messages)
 	var missing []chainSpec
 	for _, c := range r.wanted() {
 		if r.observed.chains[c.name] == nil && c.hook == nil {
@@ -181,7 +181,7 @@ func wantedVerdicts(classes []class) (want [numSets]map[uint32]lead) {
 // the new ones. To change hook, priority or version, a base chain is replaced.
 func (r *repair) switchRules(ctx context.Context) error {
 	w := r.newBatch()
-	empty := len(w.messages)
+	empty := len(w.Messages)
 	if r.observed.dormant {
 		w.wakeTable()
 	}
@@ -218,10 +218,10 @@ func (w *wire) empty(name string, c *observedChain) {
 		return
 	}
 	if len(c.rules) > 0 {
-		w.flushChain(name)
+		w.FlushChain(name)
 	}
 	if c.isBase {
-		w.deleteChain(name)
+		w.DeleteChain(name)
 	}
 }
 
@@ -234,7 +234,7 @@ func (r *repair) removeRest(ctx context.Context) error {
 	}
 	for _, remove := range []func(*wire){r.removeVerdicts, r.removeSets, r.removeChains, r.removeFlowtables} {
 		w := r.newBatch()
-		empty := len(w.messages)
+		empty := len(w.Messages)
 		remove(w)
 		if err := r.sendUnless(ctx, w, empty); err != nil {
 			return err
@@ -247,7 +247,7 @@ func (r *repair) removeRest(ctx context.Context) error {
 func (r *repair) removeElements(ctx context.Context) error {
 	t := r.rest.t
 	for id := range r.observed.element {
-		keyLen := padded(setSpecs[id].key, r.addrLen())
+		keyLen := nft.Padded(setSpecs[id].key, r.addrLen())
 		for key := range r.observed.element[id] {
 			t.remove(setID(id), elementOf(key[:keyLen]), elementOf(key[keyLen:]))
 			if t.elements < stepElements {
@@ -285,7 +285,7 @@ func (r *repair) removeSets(w *wire) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.observed.sets)) {
 		if !ours[name] && !r.observed.sets[name].anonymous {
-			w.deleteSet(name)
+			w.DeleteSet(name)
 		}
 	}
 }
@@ -298,7 +298,7 @@ func (r *repair) removeChains(w *wire) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.observed.chains)) {
 		if !known[name] && !r.observed.chains[name].isBase {
-			w.deleteChain(name)
+			w.DeleteChain(name)
 		}
 	}
 }

@@ -225,14 +225,14 @@ func TestTheVersionIsKept(t *testing.T) {
 				continue
 			}
 			b := e.newBatch()
-			b.flushChain(c.name)
-			b.deleteChain(c.name)
+			b.FlushChain(c.name)
+			b.DeleteChain(c.name)
 			if err := b.chains([]chainSpec{c}); err != nil {
 				t.Fatal(err)
 			}
-			for i := range b.buf {
-				if strings.HasPrefix(string(b.buf[i:]), layoutVersion) {
-					b.buf[i+len(layoutVersion)-1] = '0'
+			for i := range b.Buf {
+				if strings.HasPrefix(string(b.Buf[i:]), layoutVersion) {
+					b.Buf[i+len(layoutVersion)-1] = '0'
 				}
 			}
 			if err := e.send(t.Context(), b); err != nil {

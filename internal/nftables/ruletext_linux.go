@@ -5,12 +5,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/serviceplane/serviceplane/internal/nft"
 	"github.com/serviceplane/serviceplane/internal/nftext"
 )
 
 // ruleText prints the encoded expressions of a rule as nft does.
 func ruleText(family uint8, exprs [][]byte) string {
 	addrLen := map[uint8]int{unix.NFPROTO_IPV4: 4, unix.NFPROTO_IPV6: 16}[family]
-	set := func(name string) *nftext.Set { return &nftext.Set{KeySize: padded(setNamed(name).key, addrLen)} }
+	set := func(name string) *nftext.Set { return &nftext.Set{KeySize: nft.Padded(setNamed(name).key, addrLen)} }
 	return nftext.Print(family, slices.Values(exprs), set, nil).Text
 }

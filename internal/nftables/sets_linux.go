@@ -5,6 +5,7 @@ import (
 	"net/netip"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/nft"
 	"golang.org/x/sys/unix"
 )
 
@@ -53,29 +54,15 @@ const (
 	numSets
 )
 
-// field is a component of a set's key or data.
-type field uint8
-
-const (
-	fieldAddr field = iota + 1
-	fieldProto
-	fieldPort
-	fieldMark
-	fieldVerdict
-)
-
-// flagConcat is NFT_SET_CONCAT of linux/netfilter/nf_tables.h, which package unix does not have.
-const flagConcat = 0x80
-
 // setSpec is the shape of one set or map.
 type setSpec struct {
 	id    setID
 	name  string
-	key   []field
-	data  []field // nil for a plain set
-	extra uint32  // flags that do not follow from key and data
-	jumps bool    // a verdict map: packets come back from its chains
-	note  string  // what an element means, in one line
+	key   []nft.Field
+	data  []nft.Field // nil for a plain set
+	extra uint32      // flags that do not follow from key and data
+	jumps bool        // a verdict map: packets come back from its chains
+	note  string      // what an element means, in one line
 }
 
 func (s *setSpec) verdict() string {
@@ -85,33 +72,24 @@ func (s *setSpec) verdict() string {
 	return "goto"
 }
 
-func (s *setSpec) flags() uint32 {
-	flags := s.extra
-	if len(s.key) > 1 {
-		flags |= flagConcat
-	}
-	if s.data != nil {
-		flags |= unix.NFT_SET_MAP
-	}
-	return flags
-}
+func (s *setSpec) flags() uint32 { return nft.SetFlags(s.key, s.data, s.extra) }
 
-func (s *setSpec) isVerdictMap() bool { return len(s.data) > 0 && s.data[0] == fieldVerdict }
+func (s *setSpec) isVerdictMap() bool { return len(s.data) > 0 && s.data[0] == nft.Verdict }
 
 // What keys and data consist of.
 var (
-	addrField              = []field{fieldAddr}                                   // read-only
-	addrPairFields         = []field{fieldAddr, fieldAddr}                        // read-only
-	markField              = []field{fieldMark}                                   // read-only
-	verdictField           = []field{fieldVerdict}                                // read-only
-	endpointFields         = []field{fieldAddr, fieldPort}                        // read-only
-	vipFields              = []field{fieldAddr, fieldProto, fieldPort}            // read-only
-	vipAndIndexFields      = []field{fieldAddr, fieldProto, fieldPort, fieldMark} // read-only
-	vipAndSourceFields     = []field{fieldAddr, fieldProto, fieldPort, fieldAddr} // read-only
-	nodePortFields         = []field{fieldProto, fieldPort}                       // read-only
-	nodePortAndIndexFields = []field{fieldProto, fieldPort, fieldMark}            // read-only
-	nodePortToFields       = []field{fieldProto, fieldPort, fieldAddr, fieldPort} // read-only
-	recordFields           = []field{fieldMark, fieldAddr}                        // read-only
+	addrField              = []nft.Field{nft.Addr}                                // read-only
+	addrPairFields         = []nft.Field{nft.Addr, nft.Addr}                      // read-only
+	markField              = []nft.Field{nft.Mark}                                // read-only
+	verdictField           = []nft.Field{nft.Verdict}                             // read-only
+	endpointFields         = []nft.Field{nft.Addr, nft.Port}                      // read-only
+	vipFields              = []nft.Field{nft.Addr, nft.Proto, nft.Port}           // read-only
+	vipAndIndexFields      = []nft.Field{nft.Addr, nft.Proto, nft.Port, nft.Mark} // read-only
+	vipAndSourceFields     = []nft.Field{nft.Addr, nft.Proto, nft.Port, nft.Addr} // read-only
+	nodePortFields         = []nft.Field{nft.Proto, nft.Port}                     // read-only
+	nodePortAndIndexFields = []nft.Field{nft.Proto, nft.Port, nft.Mark}           // read-only
+	nodePortToFields       = []nft.Field{nft.Proto, nft.Port, nft.Addr, nft.Port} // read-only
+	recordFields           = []nft.Field{nft.Mark, nft.Addr}                      // read-only
 )
 
 // setSpecs is the shape of every set. A name stands for a shape and for the meaning of
@@ -155,33 +133,6 @@ var setSpecs = [numSets]setSpec{ // read-only
 	setFastVIPs:                 {id: setFastVIPs, name: "fast-vips", key: vipFields, note: "VIP of which established connections take the fast path"},
 	setFastNodePorts:            {id: setFastNodePorts, name: "fast-nodeports", key: nodePortToFields, note: "the same for node ports, with each endpoint: an address of others may have the port"},
 	setDirectVIPs:               {id: setDirectVIPs, name: "direct-vips", key: vipFields, note: "VIP whose packets are forwarded unchanged, so that the node sees no answers: only in front of another engine"},
-}
-
-// fieldLen is the length of a field in a key, before padding to 4 bytes.
-func fieldLen(f field, addrLen int) int {
-	switch f {
-	case fieldAddr:
-		return addrLen
-	case fieldProto:
-		return 1
-	case fieldPort:
-		return 2
-	case fieldMark:
-		return 4
-	case fieldVerdict:
-		return 16 // sizeof(struct nft_verdict)
-	default:
-		return 0
-	}
-}
-
-// padded is the length of fields concatenated in registers of 4 bytes.
-func padded(fields []field, addrLen int) int {
-	n := 0
-	for _, f := range fields {
-		n += (fieldLen(f, addrLen) + 3) &^ 3
-	}
-	return n
 }
 
 // elementBytes is the key or the data of an element, as the kernel expects it. The longest

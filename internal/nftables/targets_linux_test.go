@@ -27,6 +27,7 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/nft"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
@@ -245,7 +246,7 @@ type recorder struct {
 	before, after atomic.Pointer[func()]
 }
 
-func (r *recorder) commit(ctx context.Context, w *wire) error {
+func (r *recorder) Commit(ctx context.Context, w *nft.Batch) error {
 	for _, hook := range []*atomic.Pointer[func()]{&r.before, &r.after} {
 		if do := hook.Swap(nil); do != nil && hook == &r.before {
 			(*do)()
@@ -254,9 +255,9 @@ func (r *recorder) commit(ctx context.Context, w *wire) error {
 		}
 	}
 	if r.on {
-		r.batches = append(r.batches, bytes.Clone(w.buf))
+		r.batches = append(r.batches, bytes.Clone(w.Buf))
 	}
-	return r.kernel.commit(ctx, w)
+	return r.kernel.Commit(ctx, w)
 }
 
 // programmed is a running Provider over a cluster.
@@ -380,14 +381,14 @@ func newProgrammed(b *testing.B, c *cluster) *programmed {
 // replay sends only the recorded batches.
 func replay(b *testing.B, k kernel, batches [][]byte) {
 	for _, batch := range batches {
-		if err := k.commit(b.Context(), &wire{buf: batch}); err != nil {
+		if err := k.Commit(b.Context(), &nft.Batch{Buf: batch}); err != nil {
 			b.Fatalf("replay: %v", err)
 		}
 	}
 }
 
 func openKernel(b *testing.B, ns *netns.NS) kernel {
-	k, err := openSocket(ns.Path())
+	k, err := nft.Dial(ns.Path())
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -416,11 +417,11 @@ func measureFirst(b *testing.B, c *cluster, runs int) figure {
 	var k kernel
 	floor := measure(runs, func() {
 		if k != nil {
-			k.close()
+			k.Close()
 		}
 		k = openKernel(b, netnstest.New(b))
 	}, func() { replay(b, k, batches) })
-	k.close()
+	k.Close()
 	f.floor = floor.wall
 	return f
 }
@@ -495,9 +496,9 @@ func TestOtherWriter(t *testing.T) {
 	if path == "" {
 		return // without Skip, which the test script reports as a failure
 	}
-	k, err := openSocket(path)
+	k, err := nft.Dial(path)
 	netnstest.Check(t, err)
-	defer k.close()
+	defer k.Close()
 	questions := make(chan byte)
 	go func() {
 		defer close(questions)
@@ -518,12 +519,12 @@ func TestOtherWriter(t *testing.T) {
 			longest = 0
 		default:
 		}
-		w := &wire{family: unix.NFPROTO_IPV4, table: "somebody-else"}
-		w.batchMarker(unix.NFNL_MSG_BATCH_BEGIN)
+		w := newWire(unix.NFPROTO_IPV4, "somebody-else")
+		w.Begin()
 		w.newTable()
-		w.batchMarker(unix.NFNL_MSG_BATCH_END)
+		w.Finish()
 		start := time.Now()
-		netnstest.Check(t, k.commit(t.Context(), w))
+		netnstest.Check(t, k.Commit(t.Context(), &w.Batch))
 		longest = max(longest, time.Since(start))
 	}
 }
@@ -594,10 +595,10 @@ func (p *programmed) measureDump(b *testing.B, runs int) time.Duration {
 		return 0
 	}
 	e := &Engine{config: p.engine.config, family: p.engine.family, kernel: openKernel(b, p.ns), state: p.engine.state, batch: p.engine.batch}
-	defer e.kernel.close()
+	defer e.kernel.Close()
 	return measure(runs, func() {}, func() {
 		for i := range setSpecs {
-			if err := e.listElements(b.Context(), &setSpecs[i], func() {}, func(element) {}); err != nil {
+			if err := e.listElements(b.Context(), &setSpecs[i], func() {}, func(nft.Element) {}); err != nil {
 				b.Fatal(err)
 			}
 		}

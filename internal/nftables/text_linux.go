@@ -9,25 +9,26 @@ import (
 
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"github.com/serviceplane/serviceplane/internal/nft"
 )
 
 // typeName is nft's name of the type of a key or of data.
-func typeName(fields []field, addrLen int) string {
+func typeName(fields []nft.Field, addrLen int) string {
 	names := make([]string, len(fields))
 	for i, f := range fields {
 		switch f {
-		case fieldAddr:
+		case nft.Addr:
 			names[i] = "ipv4_addr"
 			if addrLen == 16 {
 				names[i] = "ipv6_addr"
 			}
-		case fieldProto:
+		case nft.Proto:
 			names[i] = "inet_proto"
-		case fieldPort:
+		case nft.Port:
 			names[i] = "inet_service"
-		case fieldMark:
+		case nft.Mark:
 			names[i] = "mark"
-		case fieldVerdict:
+		case nft.Verdict:
 			names[i] = "verdict"
 		}
 	}
@@ -36,10 +37,10 @@ func typeName(fields []field, addrLen int) string {
 
 // fieldsText prints concatenated fields as nft does. With a last key it prints the range as
 // a prefix.
-func fieldsText(fields []field, addrLen int, first, last []byte) string {
+func fieldsText(fields []nft.Field, addrLen int, first, last []byte) string {
 	var parts []string
 	for _, f := range fields {
-		n := (fieldLen(f, addrLen) + 3) &^ 3
+		n := (f.Len(addrLen) + 3) &^ 3
 		if len(first) < n {
 			break
 		}
@@ -54,26 +55,26 @@ func fieldsText(fields []field, addrLen int, first, last []byte) string {
 	return strings.Join(parts, " . ")
 }
 
-func fieldText(f field, b []byte) string {
+func fieldText(f nft.Field, b []byte) string {
 	switch f {
-	case fieldAddr:
+	case nft.Addr:
 		a, _ := netip.AddrFromSlice(b)
 		return a.String()
-	case fieldProto:
+	case nft.Proto:
 		return strings.ToLower(desired.Protocol(b[0]).String())
-	case fieldPort:
+	case nft.Port:
 		return strconv.Itoa(int(binary.BigEndian.Uint16(b)))
-	case fieldMark:
+	case nft.Mark:
 		return fmt.Sprintf("%#08x", binary.NativeEndian.Uint32(b))
-	case fieldVerdict:
+	case nft.Verdict:
 		return "goto"
 	default:
 		return ""
 	}
 }
 
-func rangeText(f field, first, last []byte) string {
-	if f != fieldAddr || string(first) == string(last) {
+func rangeText(f nft.Field, first, last []byte) string {
+	if f != nft.Addr || string(first) == string(last) {
 		return fieldText(f, first)
 	}
 	a, _ := netip.AddrFromSlice(first)
@@ -90,10 +91,10 @@ func rangeText(f field, first, last []byte) string {
 func elementTexts(s *setSpec, addrLen int, encoded []byte) []string {
 	var texts []string
 	for _, item := range netlinkx.Attributes(encoded) {
-		e := parseElement(item)
-		text := fieldsText(s.key, addrLen, e.key, e.keyEnd)
+		e := nft.ParseElement(item)
+		text := fieldsText(s.key, addrLen, e.Key, e.KeyEnd)
 		if s.data != nil {
-			text += " : " + fieldsText(s.data, addrLen, e.data, nil)
+			text += " : " + fieldsText(s.data, addrLen, e.Data, nil)
 		}
 		texts = append(texts, text)
 	}

@@ -3,6 +3,8 @@ package nftables
 import (
 	"context"
 	"time"
+
+	"github.com/serviceplane/serviceplane/internal/nft"
 )
 
 // timedKernel measures the time of the kernel's calls.
@@ -12,20 +14,20 @@ type timedKernel struct {
 	waited *time.Duration
 }
 
-func (k *timedKernel) commit(ctx context.Context, w *wire) error {
+func (k *timedKernel) Commit(ctx context.Context, w *nft.Batch) error {
 	began := time.Now()
 	defer func() { *k.waited += time.Since(began) }()
-	return k.kernel.commit(ctx, w)
+	return k.kernel.Commit(ctx, w)
 }
 
-func (k *timedKernel) dump(ctx context.Context, w *wire, reset func(), each func(attrs []byte)) error {
+func (k *timedKernel) Dump(ctx context.Context, w *nft.Batch, reset func(), each func(attrs []byte)) error {
 	began := time.Now()
 	defer func() { *k.waited += time.Since(began) }()
-	return k.kernel.dump(ctx, w, reset, each)
+	return k.kernel.Dump(ctx, w, reset, each)
 }
 
-func (k *timedKernel) query(ctx context.Context, w *wire, each func(message int, attrs []byte)) error {
+func (k *timedKernel) Query(ctx context.Context, w *nft.Batch, each func(message int, attrs []byte)) error {
 	began := time.Now()
 	defer func() { *k.waited += time.Since(began) }()
-	return k.kernel.query(ctx, w, each)
+	return k.kernel.Query(ctx, w, each)
 }

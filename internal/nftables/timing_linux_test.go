@@ -103,16 +103,16 @@ func (p *programmed) stopAndClean(b *testing.B) {
 func (p *programmed) measureRepair(b *testing.B, runs int) figure {
 	b.Helper()
 	k := openKernel(b, p.ns)
-	defer k.close()
+	defer k.Close()
 	var repairs atomic.Int64
 	p.onRepair.Store(&repairs)
 	f := measure(runs, func() {}, func() {
 		before := repairs.Load()
-		w := &wire{family: unix.NFPROTO_IPV4, table: p.engine.config.Names.Table}
-		w.batchMarker(unix.NFNL_MSG_BATCH_BEGIN)
-		w.deleteTable()
-		w.batchMarker(unix.NFNL_MSG_BATCH_END)
-		if err := k.commit(context.WithoutCancel(b.Context()), w); err != nil {
+		w := newWire(unix.NFPROTO_IPV4, p.engine.config.Names.Table)
+		w.Begin()
+		w.DeleteTable()
+		w.Finish()
+		if err := k.Commit(context.WithoutCancel(b.Context()), &w.Batch); err != nil {
 			b.Fatalf("delete the table: %v", err)
 		}
 		for repairs.Load() == before {

@@ -1,5 +1,9 @@
 package nftables
 
+import (
+	"github.com/serviceplane/serviceplane/internal/nft"
+)
+
 // transaction collects the element writes of one step, in any order: all deletions are sent
 // before all additions, so that a key may move between service ports.
 type transaction struct {
@@ -29,17 +33,17 @@ func (t *transaction) remove(in setID, key, keyEnd elementBytes) {
 
 func (e *encoded) append(key, keyEnd, data elementBytes) {
 	before := len(e.buf)
-	e.buf = appendElement(e.buf, key.bytes(), keyEnd.bytes(), data.bytes())
+	e.buf = nft.AppendElement(e.buf, key.bytes(), keyEnd.bytes(), data.bytes())
 	e.size = len(e.buf) - before
 }
 
 // write adds the elements to a batch.
 func (t *transaction) write(w *wire) {
 	for i := range t.deletes {
-		w.elements(deleteElements(), &setSpecs[i], t.deletes[i])
+		w.elements(nft.DeleteElements(), &setSpecs[i], t.deletes[i])
 	}
 	for i := range t.adds {
-		w.elements(addElements(), &setSpecs[i], t.adds[i])
+		w.elements(nft.AddElements(), &setSpecs[i], t.adds[i])
 	}
 }
 

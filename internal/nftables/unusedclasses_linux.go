@@ -26,8 +26,8 @@ func (e *Engine) removeUnusedClasses(ctx context.Context) error {
 	}
 	w = e.newBatch()
 	for _, c := range unused {
-		w.flushChain(c.chain())
-		w.deleteChain(c.chain())
+		w.FlushChain(c.chain())
+		w.DeleteChain(c.chain())
 		e.report.Writes++
 	}
 	return e.send(ctx, w)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/nft"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -134,7 +135,7 @@ func (v *verification) elements() {
 	for id := range v.have.element {
 		spec := &setSpecs[id]
 		for key, data := range v.have.element[id] {
-			keyLen := padded(spec.key, v.layout.addrLen())
+			keyLen := nft.Padded(spec.key, v.layout.addrLen())
 			v.differs(proxier.Difference{
 				Object: v.elementName(spec, key[:keyLen], key[keyLen:]), Problem: proxier.DifferenceUnexpected,
 				Have: v.dataText(spec, data), Service: v.ownerOf(spec, key),
@@ -174,7 +175,7 @@ func (v *verification) elementName(spec *setSpec, key, keyEnd string) string {
 // dataText is the data of an element, with the chain that a class stands for.
 func (v *verification) dataText(spec *setSpec, data string) string {
 	text := fieldsText(spec.data, v.layout.addrLen(), []byte(data), nil)
-	if len(spec.data) != 1 || spec.data[0] != fieldMark || len(data) != 4 {
+	if len(spec.data) != 1 || spec.data[0] != nft.Mark || len(data) != 4 {
 		return text
 	}
 	c := class(binary.NativeEndian.Uint32([]byte(data)))
@@ -206,9 +207,9 @@ func (v *verification) ownerOf(spec *setSpec, key string) changetracker.ServiceP
 	case spec.id == setAffinityCounts || spec.id == setAffinityEndpoints:
 		return v.owners[keyString(markData(binary.NativeEndian.Uint32([]byte(key))&affinityIDMask))]
 	case len(spec.key) >= len(vipFields) && slices.Equal(spec.key[:len(vipFields)], vipFields):
-		return v.owners[key[:padded(vipFields, v.layout.addrLen())]]
+		return v.owners[key[:nft.Padded(vipFields, v.layout.addrLen())]]
 	case slices.Equal(spec.key[:1], nodePortFields[:1]) && spec.id != setHealthPorts:
-		return v.owners[key[:padded(nodePortFields, v.layout.addrLen())]]
+		return v.owners[key[:nft.Padded(nodePortFields, v.layout.addrLen())]]
 	default:
 		return changetracker.ServicePortName{}
 	}
@@ -270,7 +271,7 @@ func (v *verification) verdicts() {
 }
 
 func (v *verification) leadName(spec *setSpec, class uint32) string {
-	return v.elementName(spec, string(nativeMark(class)), "")
+	return v.elementName(spec, string(nativeUint32(class)), "")
 }
 
 func (v *verification) chains() error {

@@ -10,12 +10,12 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/nft"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -162,7 +162,7 @@ func TestCatchAllsAreFoundAndRemoved(t *testing.T) {
 			err := ns.Do(func() error {
 				if element == byHand {
 					b := e.newBatch()
-					b.catchAll(msgNewElement, unix.NLM_F_CREATE, "add", &setSpecs[setNodePortAddresses])
+					b.CatchAll(nft.AddElements(), setSpecs[setNodePortAddresses].name)
 					return e.send(t.Context(), b)
 				}
 				return exec.Command("nft", command).Run()

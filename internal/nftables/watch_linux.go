@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"github.com/serviceplane/serviceplane/internal/nft"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -36,13 +37,13 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 }
 
 func (e *Engine) watchTable(ctx context.Context, damaged func(proxier.Damage)) error {
-	s, err := netlinkx.Dial(e.config.NetNS, unix.NETLINK_NETFILTER, receiveBuffer)
+	s, err := netlinkx.Dial(e.config.NetNS, unix.NETLINK_NETFILTER, nft.ReceiveBuffer)
 	if err != nil {
-		return unreachable(err)
+		return nft.Unreachable(err)
 	}
 	l := &listener{
 		socket: s, listeners: e.listeners,
-		family: e.batch.family, table: e.config.Names.Table, damaged: damaged,
+		family: e.batch.Family, table: e.config.Names.Table, damaged: damaged,
 	}
 	stop := context.AfterFunc(ctx, func() {
 		_ = s.SetReadDeadline(time.Unix(1, 0)) // fails only if the socket is closed already
@@ -104,7 +105,7 @@ func (l *listener) listen(ctx context.Context) error {
 				return err
 			}
 		default:
-			return classify("receive", "changes of nf_tables", err)
+			return nft.Failed("receive", "changes of nf_tables", err)
 		}
 	}
 }
@@ -121,13 +122,14 @@ func (l *listener) receive(notifications []byte) (rate int) {
 		if m.Type>>8 != unix.NFNL_SUBSYS_NFTABLES {
 			continue
 		}
+		kind := m.Type & 0xff
 		family, attrs := m.Netfilter()
-		if m.Type == msgNewGen {
+		if kind == unix.NFT_MSG_NEWGEN {
 			l.report(netlinkx.Author(attrs))
 			continue
 		}
 		if family == l.family && netlinkx.String(netlinkx.Find(attrs, unix.NFTA_TABLE_NAME)) == l.table && len(l.pending) == 0 {
-			l.pending = append(l.pending, proxier.Damage{Object: objectOf(m.Type, attrs) + l.inTable()})
+			l.pending = append(l.pending, proxier.Damage{Object: objectOf(kind, attrs) + l.inTable()})
 		}
 	}
 	return l.received
@@ -149,19 +151,19 @@ func (l *listener) report(by string) {
 	l.pending = l.pending[:0]
 }
 
-// objectOf names the object of a notification. The numbers of attributes depend on the kind
+// objectOf names the object of a notification of a kind, NFT_MSG_*. The numbers of attributes depend on the kind
 // of object, but attribute 1 is always the table.
-func objectOf(typ uint16, attrs []byte) string {
-	switch typ {
-	case msgNewChain, msgDelChain:
+func objectOf(kind uint16, attrs []byte) string {
+	switch kind {
+	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
 		return "chain " + netlinkx.String(netlinkx.Find(attrs, unix.NFTA_CHAIN_NAME))
-	case msgNewRule, msgDelRule:
+	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
 		return "rules in chain " + netlinkx.String(netlinkx.Find(attrs, unix.NFTA_RULE_CHAIN))
-	case msgNewSet, msgDelSet:
+	case unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET:
 		return "set " + netlinkx.String(netlinkx.Find(attrs, unix.NFTA_SET_NAME))
-	case msgNewFlows, msgDelFlows:
+	case unix.NFT_MSG_NEWFLOWTABLE, unix.NFT_MSG_DELFLOWTABLE:
 		return "flowtable " + netlinkx.String(netlinkx.Find(attrs, flowtableName))
-	case msgNewElement, msgDelElement:
+	case unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM:
 		return "elements of set " + netlinkx.String(netlinkx.Find(attrs, unix.NFTA_SET_ELEM_LIST_SET))
 	default:
 		return "all"
@@ -191,14 +193,14 @@ func (l *listener) stepAside(ctx context.Context) error {
 
 func (l *listener) join() error {
 	if err := l.socket.Join(unix.NFNLGRP_NFTABLES); err != nil {
-		return classify("listen", "to changes of nf_tables", err)
+		return nft.Failed("listen", "to changes of nf_tables", err)
 	}
 	return nil
 }
 
 func (l *listener) leave() error {
 	if err := l.socket.Leave(unix.NFNLGRP_NFTABLES); err != nil {
-		return classify("stop listening", "to changes of nf_tables", err)
+		return nft.Failed("stop listening", "to changes of nf_tables", err)
 	}
 	return nil
 }

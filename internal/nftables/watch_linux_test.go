@@ -12,6 +12,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/internal/nft"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/runner"
@@ -153,11 +154,11 @@ type saboteur struct {
 	do      func()
 }
 
-func (k *saboteur) commit(ctx context.Context, w *wire) error {
+func (k *saboteur) Commit(ctx context.Context, w *nft.Batch) error {
 	if k.commits.Add(1) == k.at {
 		k.do()
 	}
-	return k.kernel.commit(ctx, w)
+	return k.kernel.Commit(ctx, w)
 }
 
 // TestALoudNeighbourIsNotListenedTo loads a large set as another program. A listener would
@@ -165,27 +166,27 @@ func (k *saboteur) commit(ctx context.Context, w *wire) error {
 func TestALoudNeighbourIsNotListenedTo(t *testing.T) {
 	t.Parallel()
 	w := startWatched(t, 20)
-	k, err := openSocket(w.ns.Path())
+	k, err := nft.Dial(w.ns.Path())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer k.close()
+	defer k.Close()
 	intact := canonical(nftOutput(t, w.ns, "list", "table", "ip", "serviceplane"))
-	spec := setSpec{name: "large", key: []field{fieldMark}}
+	spec := setSpec{name: "large", key: []nft.Field{nft.Mark}}
 	load := func(first uint32, scaffold bool) {
-		b := &wire{family: unix.NFPROTO_IPV4, table: "neighbour"}
-		b.batchMarker(unix.NFNL_MSG_BATCH_BEGIN)
+		b := newWire(unix.NFPROTO_IPV4, "neighbour")
+		b.Begin()
 		if scaffold {
 			b.newTable()
-			b.newSet(&spec, 4, 0)
+			b.newSet(&spec, 0)
 		}
 		var elements encoded
 		for i := range uint32(1000) {
 			elements.append(markData(first+i), elementBytes{}, elementBytes{})
 		}
-		b.elements(addElements(), &spec, elements)
-		b.batchMarker(unix.NFNL_MSG_BATCH_END)
-		if err := k.commit(t.Context(), b); err != nil {
+		b.elements(nft.AddElements(), &spec, elements)
+		b.Finish()
+		if err := k.Commit(t.Context(), &b.Batch); err != nil {
 			t.Fatalf("neighbour: %v", err)
 		}
 	}
@@ -242,18 +243,18 @@ func TestNobodyFightsForever(t *testing.T) {
 	t.Parallel()
 	w := startWatched(t, 20)
 	intact := canonical(mustList(t, w.ns))
-	k, err := openSocket(w.ns.Path())
+	k, err := nft.Dial(w.ns.Path())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer k.close()
+	defer k.Close()
 	deleted := 0
 	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		b := &wire{family: unix.NFPROTO_IPV4, table: "serviceplane"}
-		b.batchMarker(unix.NFNL_MSG_BATCH_BEGIN)
-		b.deleteTable()
-		b.batchMarker(unix.NFNL_MSG_BATCH_END)
-		if k.commit(t.Context(), b) == nil {
+		b := newWire(unix.NFPROTO_IPV4, "serviceplane")
+		b.Begin()
+		b.DeleteTable()
+		b.Finish()
+		if k.Commit(t.Context(), &b.Batch) == nil {
 			deleted++
 		}
 		w.OnEndpointSliceUpdate(nil, replaced(w.cluster.slices[deleted%20], deleted)) // events go on

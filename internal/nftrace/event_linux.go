@@ -2,11 +2,8 @@ package nftrace
 
 import (
 	"encoding/binary"
-	"errors"
-	"fmt"
 	"net/netip"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
@@ -27,61 +24,45 @@ const (
 	traceOutputType = 13
 	tracePolicy     = 16
 	typePolicy      = 1 // NFT_TRACETYPE_POLICY
-	nfgenLen        = 4 // sizeof(struct nfgenmsg)
 )
 
-var errOtherMessage = errors.New("not an event of a trace")
-
-// parse decodes an event.
-func parse(m netlinkx.Message) (e event, err error) {
-	if m.Type != msgTrace || len(m.Body) < nfgenLen {
-		return e, errOtherMessage
+// parse decodes an event. ok is false for other messages.
+func parse(m netlinkx.Message) (e event, ok bool) {
+	if m.Type != msgTrace {
+		return e, false
 	}
 	family, attrs := m.Netfilter()
 	e.Family = nftext.Family(family)
-	ad, err := netlink.NewAttributeDecoder(attrs)
-	if err != nil {
-		return e, fmt.Errorf("decode event of a trace: %w", err)
-	}
-	ad.ByteOrder = binary.BigEndian
 	var source, destination netip.Addr
 	var ports [2]uint16
-	for ad.Next() {
-		switch ad.Type() {
+	for typ, value := range netlinkx.Attributes(attrs) {
+		switch typ {
 		case traceTable:
-			e.Table = ad.String()
+			e.Table = netlinkx.String(value)
 		case traceChain:
-			e.Chain = ad.String()
+			e.Chain = netlinkx.String(value)
 		case traceHandle:
-			e.Handle = ad.Uint64()
+			e.Handle = netlinkx.Uint64(value)
 		case traceID:
-			e.id = ad.Uint32()
+			e.id = netlinkx.Uint32(value)
 		case traceHeader:
-			source, destination = addresses(ad.Bytes())
+			source, destination = addresses(value)
 		case traceTransport:
-			ports = portsOf(ad.Bytes())
+			ports = portsOf(value)
 		case traceOutputType:
-			e.loopback = ad.Uint16() == unix.ARPHRD_LOOPBACK
-		default:
-			decodeVerdict(&e.MatchedRule, ad)
+			e.loopback = len(value) == 2 && binary.BigEndian.Uint16(value) == unix.ARPHRD_LOOPBACK
+		case traceType:
+			e.Policy = netlinkx.Uint32(value) == typePolicy
+		case tracePolicy:
+			e.Verdict = nftext.Verdict(netlinkx.Uint32(value), "")
+		case traceResult:
+			e.Verdict = nftext.VerdictOf(value)
 		}
 	}
 	if destination.IsValid() {
 		e.source, e.destination = netip.AddrPortFrom(source, ports[0]), netip.AddrPortFrom(destination, ports[1])
 	}
-	return e, ad.Err()
-}
-
-// decodeVerdict takes over an attribute of an event, if it is about the verdict.
-func decodeVerdict(s *MatchedRule, ad *netlink.AttributeDecoder) {
-	switch ad.Type() {
-	case traceType:
-		s.Policy = ad.Uint32() == typePolicy
-	case tracePolicy:
-		s.Verdict = nftext.Verdict(ad.Uint32(), "")
-	case traceResult:
-		s.Verdict = nftext.VerdictOf(ad.Bytes())
-	}
+	return e, true
 }
 
 func familyNumber(name string) byte {

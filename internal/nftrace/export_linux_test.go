@@ -3,10 +3,9 @@ package nftrace
 import (
 	"context"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"github.com/serviceplane/serviceplane/internal/nft"
 )
 
 // TraceWithoutOwner is Trace on a kernel that does not know the flag: no kernel knows this one.
@@ -23,18 +22,18 @@ type RuleText struct {
 // RuleTexts returns what is printed of the rules of a chain, in order.
 func RuleTexts(netNS, family, table, chain string) (list []RuleText, err error) {
 	s := &session{netNS: netNS}
-	if s.owner, err = netlinkx.Dial(netNS, unix.NETLINK_NETFILTER, bufferBytes); err != nil {
+	if s.owner, err = nft.Dial(netNS); err != nil {
 		return nil, err
 	}
 	defer func() { _ = s.owner.Close() }()
-	answers, err := s.owner.AskAll(request(unix.NFT_MSG_GETRULE, familyNumber(family), unix.NLM_F_DUMP, func(ae *netlink.AttributeEncoder) {
-		ae.String(unix.NFTA_RULE_TABLE, table)
-		ae.String(unix.NFTA_RULE_CHAIN, chain)
-	}))
-	for _, m := range answers {
-		_, attrs := m.Netfilter()
+	for _, attrs := range s.ask(familyNumber(family), table, func(b *nft.Batch) {
+		b.Start(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, "list", "rules")
+		b.Text(unix.NFTA_RULE_TABLE, table)
+		b.Text(unix.NFTA_RULE_CHAIN, chain)
+		b.End()
+	}) {
 		r := s.describe(familyNumber(family), table, attrs)
 		list = append(list, RuleText{r.Text, r.Comment, r.Unknown})
 	}
-	return list, err
+	return list, nil
 }

@@ -9,18 +9,19 @@ import (
 	"os"
 	"strings"
 
-	"github.com/google/nftables/userdata"
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/serviceplane/serviceplane/internal/namespace"
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"github.com/serviceplane/serviceplane/internal/nft"
 	"github.com/serviceplane/serviceplane/internal/nftext"
 )
 
 // deleteLeftovers deletes the tables of traces whose program was killed.
 func (s *session) deleteLeftovers() error {
-	answers, err := s.owner.AskAll(request(unix.NFT_MSG_GETTABLE, unix.NFPROTO_UNSPEC, unix.NLM_F_DUMP, func(*netlink.AttributeEncoder) {}))
+	all := nft.Batch{Family: unix.NFPROTO_UNSPEC}
+	all.List(unix.NFT_MSG_GETTABLE, "tables")
+	answers, err := s.owner.AskAll(all.Buf)
 	if err != nil {
 		return fmt.Errorf("list tables: %w", err)
 	}
@@ -35,7 +36,7 @@ func (s *session) deleteLeftovers() error {
 			continue // in use
 		}
 		left := &table{name: name, family: family}
-		err = transact(s.owner, left.deletion())
+		err = left.transact(s.owner, (*nft.Batch).DeleteTable)
 		_ = unix.Close(held)
 		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EPERM) { // the kernel deletes it just now
 			return fmt.Errorf("delete table %s of a killed program: %w", name, err)
@@ -44,9 +45,11 @@ func (s *session) deleteLeftovers() error {
 	return nil
 }
 
-// ask returns the attributes of what answers a request, nil without an answer.
-func (s *session) ask(typ uint16, family byte, flags uint16, write func(*netlink.AttributeEncoder)) (list [][]byte) {
-	answers, err := s.owner.AskAll(request(typ, family, flags, write))
+// ask returns the attributes of what answers a question about a table, nil without an answer.
+func (s *session) ask(family byte, table string, write func(b *nft.Batch)) (list [][]byte) {
+	b := nft.Batch{Family: family, Table: table}
+	write(&b)
+	answers, err := s.owner.AskAll(b.Buf)
 	if err != nil {
 		return nil
 	}
@@ -101,10 +104,7 @@ func (s *session) resolve(packets []TracedPacket) {
 
 // hook returns that of a base chain.
 func (s *session) hook(at place) (h hook) {
-	for _, attrs := range s.ask(unix.NFT_MSG_GETCHAIN, familyNumber(at.family), 0, func(ae *netlink.AttributeEncoder) {
-		ae.String(unix.NFTA_CHAIN_TABLE, at.table)
-		ae.String(unix.NFTA_CHAIN_NAME, at.chain)
-	}) {
+	for _, attrs := range s.ask(familyNumber(at.family), at.table, func(b *nft.Batch) { b.GetChain(at.chain) }) {
 		if of := netlinkx.Find(attrs, unix.NFTA_CHAIN_HOOK); of != nil {
 			h.name = hooks[int(netlinkx.Uint32(netlinkx.Find(of, unix.NFTA_HOOK_HOOKNUM)))]
 			h.priority = int(int32(netlinkx.Uint32(netlinkx.Find(of, unix.NFTA_HOOK_PRIORITY))))
@@ -115,11 +115,7 @@ func (s *session) hook(at place) (h hook) {
 
 // rule reads a rule.
 func (s *session) rule(at place) (r nftext.Rule) {
-	for _, attrs := range s.ask(unix.NFT_MSG_GETRULE, familyNumber(at.family), 0, func(ae *netlink.AttributeEncoder) {
-		ae.String(unix.NFTA_RULE_TABLE, at.table)
-		ae.String(unix.NFTA_RULE_CHAIN, at.chain)
-		ae.Uint64(unix.NFTA_RULE_HANDLE, at.handle)
-	}) {
+	for _, attrs := range s.ask(familyNumber(at.family), at.table, func(b *nft.Batch) { b.GetRule(at.chain, at.handle) }) {
 		r = s.describe(familyNumber(at.family), at.table, attrs)
 	}
 	return r
@@ -128,9 +124,7 @@ func (s *session) rule(at place) (r nftext.Rule) {
 // describe decodes the attributes of a rule.
 func (s *session) describe(family byte, table string, attrs []byte) nftext.Rule {
 	r := nftext.Print(family, netlinkx.Values(netlinkx.Find(attrs, unix.NFTA_RULE_EXPRESSIONS)), func(name string) *nftext.Set { return s.readSet(family, table, name) }, s.device)
-	if comment, ok := userdata.GetString(netlinkx.Find(attrs, unix.NFTA_RULE_USERDATA), userdata.TypeComment); ok {
-		r.Comment = comment
-	}
+	r.Comment = netlinkx.String(nft.FindUserdata(netlinkx.Find(attrs, unix.NFTA_RULE_USERDATA), nft.UserdataComment))
 	return r
 }
 

@@ -1,17 +1,15 @@
 package nftrace
 
 import (
+	"context"
 	"encoding/binary"
-	"fmt"
 	"math"
-	"slices"
 
 	"github.com/google/nftables/expr"
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"github.com/serviceplane/serviceplane/internal/nft"
 	"github.com/serviceplane/serviceplane/internal/nftext"
 )
 
@@ -45,57 +43,40 @@ type table struct {
 	matches []Match
 }
 
+// transact sends a transaction about the table.
+func (t *table) transact(conn *nft.Conn, write func(b *nft.Batch)) error {
+	b := &nft.Batch{Family: t.family, Table: t.name}
+	b.Begin()
+	write(b)
+	b.Finish()
+	return conn.Commit(context.Background(), b) //nolint:forbidigo // it ends soon
+}
+
 // install creates the table in one transaction, with the flag that the kernel deletes it with
 // the socket if the kernel knows it.
-func (t *table) install(conn *netlinkx.Conn, flags uint32) error {
-	messages, err := t.messages(flags)
-	if err != nil {
-		return err
-	}
-	if err := transact(conn, messages...); err != nil {
-		return fmt.Errorf("create table %s: %w", t.name, err)
-	}
-	return nil
-}
-
-// transact sends a transaction, and returns its first error. The last message is acknowledged.
-func transact(conn *netlinkx.Conn, messages ...[]byte) error {
-	last := messages[len(messages)-1]
-	binary.NativeEndian.PutUint16(last[6:], binary.NativeEndian.Uint16(last[6:])|unix.NLM_F_ACK)
-	request := slices.Concat(marker(unix.NFNL_MSG_BATCH_BEGIN), slices.Concat(messages...), marker(unix.NFNL_MSG_BATCH_END))
-	_, err := conn.AskAll(request)
-	return err
-}
-
-func (t *table) messages(flags uint32) ([][]byte, error) {
-	list := [][]byte{t.message(unix.NFT_MSG_NEWTABLE, 0, func(ae *netlink.AttributeEncoder) {
-		ae.String(unix.NFTA_TABLE_NAME, t.name)
-		ae.Uint32(unix.NFTA_TABLE_FLAGS, flags)
-	})}
-	for number, hook := range hooks {
-		list = append(list, t.chain(hook+suffixBegin, number, first), t.chain(hook+suffixEnd, number, last))
-	}
+func (t *table) install(conn *nft.Conn, flags uint32) error {
+	rules := make([][][]byte, len(t.matches))
 	for i := range t.matches {
-		for chain, wanted := range map[string]bool{
-			"prerouting" + suffixBegin: t.matches[i].Origin != desired.FromNode,
-			"output" + suffixBegin:     t.matches[i].Origin == desired.FromNode || t.matches[i].Origin == 0,
-		} {
-			if !wanted {
-				continue
-			}
-			m, err := t.rule(chain, t.marking(&t.matches[i]))
-			if err != nil {
-				return nil, err
-			}
-			list = append(list, m)
+		var err error
+		if rules[i], err = nft.Encode(t.family, t.marking(&t.matches[i])...); err != nil {
+			return err
 		}
 	}
-	return list, nil
-}
-
-// deletion deletes a table.
-func (t *table) deletion() []byte {
-	return request(unix.NFT_MSG_DELTABLE, t.family, 0, func(ae *netlink.AttributeEncoder) { ae.String(unix.NFTA_TABLE_NAME, t.name) })
+	return t.transact(conn, func(b *nft.Batch) {
+		b.NewTable(flags, nil)
+		for number, hook := range hooks {
+			b.NewChain(hook+suffixBegin, &nft.Hook{Kind: "filter", Number: uint32(number), Priority: first}, nil)
+			b.NewChain(hook+suffixEnd, &nft.Hook{Kind: "filter", Number: uint32(number), Priority: last}, nil)
+		}
+		for i := range t.matches {
+			if t.matches[i].Origin != desired.FromNode {
+				b.NewRule("prerouting"+suffixBegin, rules[i], nil)
+			}
+			if t.matches[i].Origin == desired.FromNode || t.matches[i].Origin == 0 {
+				b.NewRule("output"+suffixBegin, rules[i], nil)
+			}
+		}
+	})
 }
 
 // register is the one that the rules use.
@@ -134,59 +115,4 @@ func (t *table) marking(m *Match) (list []expr.Any) {
 		&expr.Immediate{Register: register, Data: []byte{1}},
 		&expr.Meta{Key: expr.MetaKeyNFTRACE, SourceRegister: true, Register: register},
 	)
-}
-
-func (t *table) chain(name string, hook, priority int) []byte {
-	return t.message(unix.NFT_MSG_NEWCHAIN, 0, func(ae *netlink.AttributeEncoder) {
-		ae.String(unix.NFTA_CHAIN_TABLE, t.name)
-		ae.String(unix.NFTA_CHAIN_NAME, name)
-		ae.String(unix.NFTA_CHAIN_TYPE, "filter")
-		ae.Nested(unix.NFTA_CHAIN_HOOK, func(ae *netlink.AttributeEncoder) error {
-			ae.ByteOrder = binary.BigEndian
-			ae.Uint32(unix.NFTA_HOOK_HOOKNUM, uint32(hook))
-			ae.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(int32(priority)))
-			return nil
-		})
-	})
-}
-
-func (t *table) rule(chain string, exprs []expr.Any) ([]byte, error) {
-	var encoded [][]byte
-	for _, e := range exprs {
-		b, err := expr.Marshal(t.family, e)
-		if err != nil {
-			return nil, fmt.Errorf("encode rule: %w", err)
-		}
-		encoded = append(encoded, b)
-	}
-	return t.message(unix.NFT_MSG_NEWRULE, unix.NLM_F_APPEND, func(ae *netlink.AttributeEncoder) {
-		ae.String(unix.NFTA_RULE_TABLE, t.name)
-		ae.String(unix.NFTA_RULE_CHAIN, chain)
-		ae.Nested(unix.NFTA_RULE_EXPRESSIONS, func(ae *netlink.AttributeEncoder) error {
-			for _, b := range encoded {
-				ae.Bytes(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, b)
-			}
-			return nil
-		})
-	}), nil
-}
-
-func (t *table) message(typ, flags uint16, write func(*netlink.AttributeEncoder)) []byte {
-	return request(typ, t.family, unix.NLM_F_CREATE|flags, write)
-}
-
-// request is a message about nf_tables. Numbers are in network byte order.
-func request(typ uint16, family byte, flags uint16, write func(*netlink.AttributeEncoder)) []byte {
-	ae := netlink.NewAttributeEncoder()
-	ae.ByteOrder = binary.BigEndian
-	write(ae)
-	data, _ := ae.Encode() // no value is too long
-	return netlinkx.Request(unix.NFNL_SUBSYS_NFTABLES<<8|typ, flags, family, data...)
-}
-
-// marker is the begin or the end of a transaction. Its struct nfgenmsg ends with the subsystem.
-func marker(typ uint16) []byte {
-	m := netlinkx.Request(typ, 0, unix.AF_UNSPEC)
-	m[len(m)-1] = unix.NFNL_SUBSYS_NFTABLES
-	return m
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/internal/namespace"
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"github.com/serviceplane/serviceplane/internal/nft"
 )
 
 const (
@@ -88,7 +89,7 @@ type session struct {
 	netNS    string
 	table    *table
 	listener *netlinkx.Conn // of events
-	owner    *netlinkx.Conn // of the table
+	owner    *nft.Conn      // of the table
 	lock     int            // tells others that the table is in use
 	deletes  bool           // the table is there
 }
@@ -101,7 +102,7 @@ func open(o *Options, t *table, flags uint32) (s *session, err error) {
 			s.close()
 		}
 	}()
-	if s.owner, err = netlinkx.Dial(o.NetNS, unix.NETLINK_NETFILTER, bufferBytes); err != nil {
+	if s.owner, err = nft.Dial(o.NetNS); err != nil {
 		return s, err
 	}
 	err = namespace.Visit(o.NetNS, func() (err error) { // which has the locks
@@ -128,12 +129,13 @@ func open(o *Options, t *table, flags uint32) (s *session, err error) {
 // that another goroutine starts has a copy of the socket for a moment.
 func (s *session) close() {
 	if s.deletes {
-		_ = transact(s.owner, s.table.deletion())
+		_ = s.table.transact(s.owner, (*nft.Batch).DeleteTable)
 	}
-	for _, conn := range []*netlinkx.Conn{s.listener, s.owner} {
-		if conn != nil {
-			_ = conn.Close()
-		}
+	if s.listener != nil {
+		_ = s.listener.Close()
+	}
+	if s.owner != nil {
+		_ = s.owner.Close()
 	}
 	if s.lock >= 0 {
 		_ = unix.Close(s.lock)
@@ -200,7 +202,7 @@ func (s *session) receive(wait bool, each func(event)) error {
 			return fmt.Errorf("read events: %w: trace fewer packets", err)
 		}
 		for m := range netlinkx.Messages(messages) {
-			if e, err := parse(m); err == nil { // not another message
+			if e, ok := parse(m); ok {
 				each(e)
 			}
 		}

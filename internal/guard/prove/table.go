@@ -144,7 +144,7 @@ func races() (some []proof) {
 	const few = seeds + "20 go test -race -run=^TestHistories$ "
 	const rest = "./node/canary/... ./conntrack ./node/endpointhealth ./hybrid ./node/nodedeps ./internal/nftrace ./node/packettrace ./proxier ./proxiertest ./proxiertest/history" +
 		" ./internal/allpackets ./internal/chaos ./internal/coexistence ./internal/growth ./internal/guard ./internal/hostile ./internal/jhash" +
-		" ./internal/namespace ./internal/netlinkx ./internal/netns ./internal/packetcost ./internal/refusals ./internal/soak"
+		" ./internal/namespace ./internal/netlinkx ./internal/netns ./internal/nft ./internal/packetcost ./internal/refusals ./internal/soak"
 	for _, r := range []struct {
 		name, title     string
 		minutes         float64
@@ -157,7 +157,7 @@ func races() (some []proof) {
 		{"ebpf", "ebpf", 12, "./ebpf ./internal/bpfx", few + "./ebpf", nil},
 		{"userspace", "userspace", 15, "./userspace/...", few + "./userspace/...", nil},
 		{"examples", "the examples", 25, "./examples/... ./node/nodeproxy ./internal/guard/embedding", "", []need{browser}},
-		{"rest", "other packages with a kernel", 25, rest, "go test -race ./node/canary/... ./conntrack ./node/endpointhealth ./hybrid ./proxier ./internal/netlinkx", []need{foreign}},
+		{"rest", "other packages with a kernel", 25, rest, "go test -race ./node/canary/... ./conntrack ./node/endpointhealth ./hybrid ./proxier ./internal/netlinkx ./internal/nft", []need{foreign}},
 	} {
 		some = append(some, row("race-"+r.name, "The race detector finds nothing in the tests of "+r.title+".",
 			kernel(append(r.needs, bpftool, compiler)...), run(r.minutes, "go test -race "+r.packages), run(4, r.short)))

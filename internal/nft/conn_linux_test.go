@@ -1,4 +1,4 @@
-package nftables
+package nft
 
 import (
 	"context"
@@ -17,40 +17,40 @@ import (
 // eachCall runs a test for each kind of call to the kernel: a transaction that is refused, a list
 // of tables, and a query of two of them and another one. call makes one, and returns whether it got
 // all that the kernel says.
-func eachCall(t *testing.T, test func(t *testing.T, open func() *socket, call func(ctx context.Context, k *socket) (whole bool, err error))) {
+func eachCall(t *testing.T, test func(t *testing.T, open func() *Conn, call func(ctx context.Context, k *Conn) (whole bool, err error))) {
 	ns := netnstest.New(t)
-	open := func() *socket {
-		k, err := openSocket(ns.Path())
+	open := func() *Conn {
+		k, err := Dial(ns.Path())
 		netnstest.Check(t, err)
-		t.Cleanup(func() { _ = k.close() })
+		t.Cleanup(func() { _ = k.Close() })
 		return k
 	}
-	batch := func(table string, what func(w *wire)) *wire {
-		w := &wire{family: unix.NFPROTO_IPV4, table: table}
-		w.batchMarker(unix.NFNL_MSG_BATCH_BEGIN)
+	batch := func(table string, what func(b *Batch)) *Batch {
+		w := &Batch{Family: unix.NFPROTO_IPV4, Table: table}
+		w.Begin()
 		what(w)
-		w.batchMarker(unix.NFNL_MSG_BATCH_END)
+		w.Finish()
 		return w
 	}
 	for _, table := range []string{"one", "two"} {
-		netnstest.Check(t, open().commit(t.Context(), batch(table, (*wire).newTable)))
+		netnstest.Check(t, open().Commit(t.Context(), batch(table, func(b *Batch) { b.NewTable(0, nil) })))
 	}
-	for name, call := range map[string]func(ctx context.Context, k *socket) (whole bool, err error){
-		"transaction": func(ctx context.Context, k *socket) (bool, error) {
-			err := k.commit(ctx, batch("none", (*wire).deleteTable))
+	for name, call := range map[string]func(ctx context.Context, k *Conn) (whole bool, err error){
+		"transaction": func(ctx context.Context, k *Conn) (bool, error) {
+			err := k.Commit(ctx, batch("none", (*Batch).DeleteTable))
 			if errors.Is(err, unix.ENOENT) {
 				return true, nil
 			}
 			return false, err
 		},
-		"list": func(ctx context.Context, k *socket) (bool, error) {
+		"list": func(ctx context.Context, k *Conn) (bool, error) {
 			n := 0
-			err := k.dump(ctx, getTables(unix.NLM_F_DUMP, ""), func() { n = 0 }, func([]byte) { n++ })
+			err := k.Dump(ctx, getTables(unix.NLM_F_DUMP, ""), func() { n = 0 }, func([]byte) { n++ })
 			return n == 2, err
 		},
-		"query": func(ctx context.Context, k *socket) (bool, error) {
+		"query": func(ctx context.Context, k *Conn) (bool, error) {
 			n := 0
-			err := k.query(ctx, getTables(0, "one", "none", "two"), func(int, []byte) { n++ })
+			err := k.Query(ctx, getTables(0, "one", "none", "two"), func(int, []byte) { n++ })
 			return n == 2, err
 		},
 	} {
@@ -59,14 +59,14 @@ func eachCall(t *testing.T, test func(t *testing.T, open func() *socket, call fu
 }
 
 // getTables requests tables by name.
-func getTables(flags uint16, tables ...string) *wire {
-	w := &wire{family: unix.NFPROTO_IPV4}
+func getTables(flags uint16, tables ...string) *Batch {
+	w := &Batch{Family: unix.NFPROTO_IPV4, Table: ""}
 	for _, table := range tables {
-		w.begin(msgGetTable, flags, "get", "table "+table)
+		w.Start(unix.NFT_MSG_GETTABLE, flags, "get", "table "+table)
 		if table != "" {
-			w.attrString(unix.NFTA_TABLE_NAME, table)
+			w.Text(unix.NFTA_TABLE_NAME, table)
 		}
-		w.endMessage()
+		w.End()
 	}
 	return w
 }
@@ -76,7 +76,7 @@ func getTables(flags uint16, tables ...string) *wire {
 // refused transaction would count as done.
 func TestAShortAnswerIsNoSuccess(t *testing.T) {
 	t.Parallel()
-	eachCall(t, func(t *testing.T, open func() *socket, call func(context.Context, *socket) (bool, error)) {
+	eachCall(t, func(t *testing.T, open func() *Conn, call func(context.Context, *Conn) (bool, error)) {
 		for size := 1; ; size++ {
 			k := open()
 			k.Buffer = k.Buffer[:size]
@@ -102,8 +102,8 @@ func TestAShortAnswerIsNoSuccess(t *testing.T) {
 // sequence numbers, and must not count as answers to the call.
 func TestALateAnswerIsNoAnswer(t *testing.T) {
 	t.Parallel()
-	eachCall(t, func(t *testing.T, open func() *socket, call func(context.Context, *socket) (bool, error)) {
-		for name, earlier := range map[string]*wire{
+	eachCall(t, func(t *testing.T, open func() *Conn, call func(context.Context, *Conn) (bool, error)) {
+		for name, earlier := range map[string]*Batch{
 			"found":        getTables(0, "two"),
 			"missing":      getTables(0, "none"),
 			"acknowledged": getTables(unix.NLM_F_ACK, "one"),
@@ -132,17 +132,17 @@ func TestALateAnswerIsNoAnswer(t *testing.T) {
 // same socket succeeds. The kernel does not answer NLMSG_NOOP.
 func TestACallWithoutAnAnswerEnds(t *testing.T) {
 	t.Parallel()
-	nothing := func() *wire {
-		w := &wire{family: unix.NFPROTO_IPV4}
+	nothing := func() *Batch {
+		w := &Batch{Family: unix.NFPROTO_IPV4, Table: ""}
 		w.begin(unix.NLMSG_NOOP, 0, "get", "nothing")
-		w.endMessage()
+		w.End()
 		return w
 	}
-	eachCall(t, func(t *testing.T, open func() *socket, call func(context.Context, *socket) (bool, error)) {
+	eachCall(t, func(t *testing.T, open func() *Conn, call func(context.Context, *Conn) (bool, error)) {
 		k := open()
 		for name, silent := range map[string]func(ctx context.Context) error{
-			"list":  func(ctx context.Context) error { return k.dump(ctx, nothing(), func() {}, func([]byte) {}) },
-			"query": func(ctx context.Context) error { return k.query(ctx, nothing(), func(int, []byte) {}) },
+			"list":  func(ctx context.Context) error { return k.Dump(ctx, nothing(), func() {}, func([]byte) {}) },
+			"query": func(ctx context.Context) error { return k.Query(ctx, nothing(), func(int, []byte) {}) },
 		} {
 			k.Patience = time.Millisecond
 			err := silent(t.Context())

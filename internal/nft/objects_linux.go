@@ -1,0 +1,152 @@
+package nft
+
+import "golang.org/x/sys/unix"
+
+// Attributes of linux/netfilter/nf_tables.h that package unix does not have.
+const (
+	TableUserdata = 6  // NFTA_TABLE_USERDATA
+	ChainUserdata = 12 // NFTA_CHAIN_USERDATA
+	SetCount      = 20 // NFTA_SET_COUNT
+)
+
+// NewTable creates a table, or changes its flags. userdata may be nil.
+func (b *Batch) NewTable(flags uint32, userdata []byte) {
+	b.Start(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, "add", "table "+b.Table)
+	b.Text(unix.NFTA_TABLE_NAME, b.Table)
+	if flags != 0 {
+		b.Uint32(unix.NFTA_TABLE_FLAGS, flags)
+	}
+	if userdata != nil {
+		b.Attr(TableUserdata, userdata)
+	}
+	b.End()
+}
+
+// DeleteTable deletes the table.
+func (b *Batch) DeleteTable() {
+	b.Start(unix.NFT_MSG_DELTABLE, 0, "delete", "table "+b.Table)
+	b.Text(unix.NFTA_TABLE_NAME, b.Table)
+	b.End()
+}
+
+// ReplaceTable makes the table empty, in a transaction with what follows.
+func (b *Batch) ReplaceTable() {
+	b.NewTable(0, nil)
+	b.DeleteTable()
+	b.NewTable(0, nil)
+}
+
+// Hook makes a chain a base chain.
+type Hook struct {
+	Kind     string // "filter" or "nat"
+	Number   uint32 // NF_INET_*
+	Priority int32
+}
+
+// NewChain creates a chain without rules. A base chain has a hook, and maybe userdata.
+func (b *Batch) NewChain(name string, hook *Hook, userdata []byte) {
+	b.Start(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, "add", "chain "+name)
+	b.chain(name)
+	if hook != nil {
+		b.Nest(unix.NFTA_CHAIN_HOOK, func() {
+			b.Uint32(unix.NFTA_HOOK_HOOKNUM, hook.Number)
+			b.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(hook.Priority))
+		})
+		b.Text(unix.NFTA_CHAIN_TYPE, hook.Kind)
+	}
+	if userdata != nil {
+		b.Attr(ChainUserdata, userdata)
+	}
+	b.End()
+}
+
+// chain writes the attributes that name a chain.
+func (b *Batch) chain(name string) {
+	b.Text(unix.NFTA_CHAIN_TABLE, b.Table)
+	b.Text(unix.NFTA_CHAIN_NAME, name)
+}
+
+// DeleteChain deletes a chain.
+func (b *Batch) DeleteChain(name string) {
+	b.Start(unix.NFT_MSG_DELCHAIN, 0, "delete", "chain "+name)
+	b.chain(name)
+	b.End()
+}
+
+// GetChain asks for a chain.
+func (b *Batch) GetChain(name string) {
+	b.Start(unix.NFT_MSG_GETCHAIN, 0, "read", "chain "+name)
+	b.chain(name)
+	b.End()
+}
+
+// NewRule appends a rule of encoded expressions. userdata may be nil.
+func (b *Batch) NewRule(chain string, exprs [][]byte, userdata []byte) {
+	b.Start(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, "add", "rule in chain "+chain)
+	b.rules(chain)
+	b.Nest(unix.NFTA_RULE_EXPRESSIONS, func() {
+		for _, e := range exprs {
+			b.Attr(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, e)
+		}
+	})
+	if userdata != nil {
+		b.Attr(unix.NFTA_RULE_USERDATA, userdata)
+	}
+	b.End()
+}
+
+// rules writes the attributes that name the chain of rules.
+func (b *Batch) rules(chain string) {
+	b.Text(unix.NFTA_RULE_TABLE, b.Table)
+	b.Text(unix.NFTA_RULE_CHAIN, chain)
+}
+
+// FlushChain deletes the rules of a chain.
+func (b *Batch) FlushChain(name string) {
+	b.Start(unix.NFT_MSG_DELRULE, 0, "flush", "chain "+name)
+	b.rules(name)
+	b.End()
+}
+
+// GetRule asks for a rule.
+func (b *Batch) GetRule(chain string, handle uint64) {
+	b.Start(unix.NFT_MSG_GETRULE, 0, "read", "rule in chain "+chain)
+	b.rules(chain)
+	b.Uint64(unix.NFTA_RULE_HANDLE, handle)
+	b.End()
+}
+
+// List asks for all objects of the family and one kind: msg is NFT_MSG_GET*.
+func (b *Batch) List(msg uint16, objects string) {
+	b.Start(msg, unix.NLM_F_DUMP, "list", objects)
+	b.End()
+}
+
+// User data is a list of type, length and value, with one byte each for type and length (udata.h of libnftnl).
+const userdataHeader = 2
+
+// UserdataComment is the type of comments of tables, chains and rules.
+const UserdataComment = 0
+
+// Userdata encodes one value of user data.
+func Userdata(typ uint8, value []byte) []byte {
+	return append([]byte{typ, uint8(len(value))}, value...)
+}
+
+// Comment encodes a comment.
+func Comment(s string) []byte { return Userdata(UserdataComment, append([]byte(s), 0)) }
+
+// FindUserdata returns the value of a type; nil if there is none.
+func FindUserdata(b []byte, typ uint8) []byte {
+	for len(b) >= userdataHeader {
+		end := userdataHeader + int(b[1])
+		if end > len(b) {
+			return nil
+		}
+		if b[0] == typ {
+			return b[userdataHeader:end]
+		}
+		b = b[end:]
+	}
+	return nil
+}
