@@ -239,14 +239,20 @@ func replaced(slice *discovery.EndpointSlice, i int) *discovery.EndpointSlice {
 
 // recorder records the batches of the engine.
 type recorder struct {
-	kernel
+	last    kernel
 	on      bool
 	batches [][]byte
 	// before and after run once each, around the next commit.
 	before, after atomic.Pointer[func()]
 }
 
-func (r *recorder) Commit(ctx context.Context, w *nft.Batch) error {
+// recorded is a socket of the engine.
+type recorded struct {
+	kernel
+	*recorder
+}
+
+func (r recorded) Commit(ctx context.Context, w *nft.Batch) error {
 	for _, hook := range []*atomic.Pointer[func()]{&r.before, &r.after} {
 		if do := hook.Swap(nil); do != nil && hook == &r.before {
 			(*do)()
@@ -333,8 +339,8 @@ func startConfigured(tb testing.TB, c *cluster, ns *netns.NS, own proxier.Config
 	open := engine.open
 	engine.open = func() (kernel, error) {
 		k, err := open()
-		p.recorder.kernel = k
-		return p.recorder, err
+		p.recorder.last = k
+		return recorded{k, p.recorder}, err
 	}
 	p.Proxier, err = proxier.New(config.Config, proxier.Deps{Observer: p}, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: engine})
 	if err != nil {
@@ -560,7 +566,7 @@ func (p *programmed) measureVersions(b *testing.B, versions [2][]*discovery.Endp
 	p.recorder.on = false
 	batches := p.recorder.batches
 	// Through the idle engine's own socket: writes of another socket would count as damage.
-	f.floor = measureLoop(times, func(i int) { replay(b, p.recorder.kernel, batches[i%2:i%2+1]) }).wall
+	f.floor = measureLoop(times, func(i int) { replay(b, p.recorder.last, batches[i%2:i%2+1]) }).wall
 	return f
 }
 
