@@ -22,6 +22,33 @@ func (b *Batch) NewTable(flags uint32, userdata []byte) {
 	b.End()
 }
 
+// kind is a kind of objects, with the attributes of its table and its name.
+type kind struct {
+	text        string
+	table, name uint16
+}
+
+// The kinds of objects. All rules of a chain, and all elements of a set, have its name.
+var (
+	chainKind   = kind{"chain ", unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME}                          // read-only
+	ruleKind    = kind{"rule in chain ", unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN}                   // read-only
+	setKind     = kind{"set ", unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME}                                // read-only
+	elementKind = kind{"elements of set ", unix.NFTA_SET_ELEM_LIST_TABLE, unix.NFTA_SET_ELEM_LIST_SET} // read-only
+)
+
+// start writes the beginning of a message about an object.
+func (b *Batch) start(k *kind, msg, flags uint16, op, name string) {
+	b.Start(msg, flags, op, k.text+name)
+	b.Text(k.table, b.Table)
+	b.Text(k.name, name)
+}
+
+// message writes a message about an object that says nothing else of it.
+func (b *Batch) message(k *kind, msg, flags uint16, op, name string) {
+	b.start(k, msg, flags, op, name)
+	b.End()
+}
+
 // DeleteTable deletes the table.
 func (b *Batch) DeleteTable() {
 	b.Start(unix.NFT_MSG_DELTABLE, 0, "delete", "table "+b.Table)
@@ -45,8 +72,7 @@ type Hook struct {
 
 // NewChain creates a chain without rules. A base chain has a hook, and maybe userdata.
 func (b *Batch) NewChain(name string, hook *Hook, userdata []byte) {
-	b.Start(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, "add", "chain "+name)
-	b.chain(name)
+	b.start(&chainKind, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, "add", name)
 	if hook != nil {
 		b.Nest(unix.NFTA_CHAIN_HOOK, func() {
 			b.Uint32(unix.NFTA_HOOK_HOOKNUM, hook.Number)
@@ -60,30 +86,17 @@ func (b *Batch) NewChain(name string, hook *Hook, userdata []byte) {
 	b.End()
 }
 
-// chain writes the attributes that name a chain.
-func (b *Batch) chain(name string) {
-	b.Text(unix.NFTA_CHAIN_TABLE, b.Table)
-	b.Text(unix.NFTA_CHAIN_NAME, name)
-}
-
 // DeleteChain deletes a chain.
 func (b *Batch) DeleteChain(name string) {
-	b.Start(unix.NFT_MSG_DELCHAIN, 0, "delete", "chain "+name)
-	b.chain(name)
-	b.End()
+	b.message(&chainKind, unix.NFT_MSG_DELCHAIN, 0, "delete", name)
 }
 
 // GetChain asks for a chain.
-func (b *Batch) GetChain(name string) {
-	b.Start(unix.NFT_MSG_GETCHAIN, 0, "read", "chain "+name)
-	b.chain(name)
-	b.End()
-}
+func (b *Batch) GetChain(name string) { b.message(&chainKind, unix.NFT_MSG_GETCHAIN, 0, "read", name) }
 
 // NewRule appends a rule of encoded expressions. userdata may be nil.
 func (b *Batch) NewRule(chain string, exprs [][]byte, userdata []byte) {
-	b.Start(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, "add", "rule in chain "+chain)
-	b.rules(chain)
+	b.start(&ruleKind, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, "add", chain)
 	b.Nest(unix.NFTA_RULE_EXPRESSIONS, func() {
 		for _, e := range exprs {
 			b.Attr(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, e)
@@ -95,23 +108,14 @@ func (b *Batch) NewRule(chain string, exprs [][]byte, userdata []byte) {
 	b.End()
 }
 
-// rules writes the attributes that name the chain of rules.
-func (b *Batch) rules(chain string) {
-	b.Text(unix.NFTA_RULE_TABLE, b.Table)
-	b.Text(unix.NFTA_RULE_CHAIN, chain)
-}
-
 // FlushChain deletes the rules of a chain.
 func (b *Batch) FlushChain(name string) {
-	b.Start(unix.NFT_MSG_DELRULE, 0, "flush", "chain "+name)
-	b.rules(name)
-	b.End()
+	b.message(&ruleKind, unix.NFT_MSG_DELRULE, 0, "delete each", name)
 }
 
 // GetRule asks for a rule.
 func (b *Batch) GetRule(chain string, handle uint64) {
-	b.Start(unix.NFT_MSG_GETRULE, 0, "read", "rule in chain "+chain)
-	b.rules(chain)
+	b.start(&ruleKind, unix.NFT_MSG_GETRULE, 0, "read", chain)
 	b.Uint64(unix.NFTA_RULE_HANDLE, handle)
 	b.End()
 }

@@ -134,8 +134,7 @@ func DataType(fields []Field, addrLen int) (t uint32) {
 // NewSet creates a set.
 func (b *Batch) NewSet(s *Set) {
 	addrLen := AddrLen(b.Family)
-	b.Start(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, "add", "set "+s.Name)
-	b.set(s.Name)
+	b.start(&setKind, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, "add", s.Name)
 	b.Uint32(unix.NFTA_SET_FLAGS, s.Flags)
 	b.Uint32(unix.NFTA_SET_KEY_TYPE, DataType(s.Key, addrLen))
 	b.Uint32(unix.NFTA_SET_KEY_LEN, uint32(Padded(s.Key, addrLen)))
@@ -155,12 +154,6 @@ func (b *Batch) NewSet(s *Set) {
 	}
 	b.Attr(unix.NFTA_SET_USERDATA, setUserdata(s))
 	b.End()
-}
-
-// set writes the attributes that name a set.
-func (b *Batch) set(name string) {
-	b.Text(unix.NFTA_SET_TABLE, b.Table)
-	b.Text(unix.NFTA_SET_NAME, name)
 }
 
 func (b *Batch) setDescription(s *Set) {
@@ -195,18 +188,10 @@ func byteOrder(fields []Field) []byte {
 }
 
 // GetSet asks for a set.
-func (b *Batch) GetSet(name string) {
-	b.Start(unix.NFT_MSG_GETSET, 0, "read", "set "+name)
-	b.set(name)
-	b.End()
-}
+func (b *Batch) GetSet(name string) { b.message(&setKind, unix.NFT_MSG_GETSET, 0, "read", name) }
 
 // DeleteSet deletes a set.
-func (b *Batch) DeleteSet(name string) {
-	b.Start(unix.NFT_MSG_DELSET, 0, "delete", "set "+name)
-	b.set(name)
-	b.End()
-}
+func (b *Batch) DeleteSet(name string) { b.message(&setKind, unix.NFT_MSG_DELSET, 0, "delete", name) }
 
 // ElementOp is what is done to elements.
 type ElementOp struct {
@@ -232,35 +217,29 @@ const maxMessageLen = 60 << 10
 func (b *Batch) Elements(op ElementOp, set string, encoded []byte, size int) {
 	for len(encoded) > 0 {
 		n := min(len(encoded), maxMessageLen/size*size)
-		b.ElementList(op, set, "elements of set "+set, func() { b.Buf = append(b.Buf, encoded[:n]...) })
+		b.ElementList(op, set, func() { b.Buf = append(b.Buf, encoded[:n]...) })
 		encoded = encoded[n:]
 	}
 }
 
 // ElementList writes one message with the elements that write writes.
-func (b *Batch) ElementList(op ElementOp, set, object string, write func()) {
-	b.Start(op.msg, op.flags, op.name, object)
-	b.elementsOf(set)
+func (b *Batch) ElementList(op ElementOp, set string, write func()) {
+	b.start(&elementKind, op.msg, op.flags, op.name, set)
 	b.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, write)
 	b.End()
 }
 
-// elementsOf writes the attributes that name the set of elements.
-func (b *Batch) elementsOf(set string) {
-	b.Text(unix.NFTA_SET_ELEM_LIST_TABLE, b.Table)
-	b.Text(unix.NFTA_SET_ELEM_LIST_SET, set)
-}
-
 // CatchAll adds, deletes or reads the catch-all element of a set.
 func (b *Batch) CatchAll(op ElementOp, set string) {
-	b.ElementList(op, set, "catch-all element of set "+set, func() {
+	b.ElementList(op, set, func() {
 		b.Nest(unix.NFTA_LIST_ELEM, func() { b.Uint32(unix.NFTA_SET_ELEM_FLAGS, catchAll) })
 	})
+	b.Last().Object = "catch-all element of set " + set
 }
 
 // VerdictElement adds an element that leads to a chain: code is NFT_GOTO or NFT_JUMP.
 func (b *Batch) VerdictElement(set string, key []byte, code int32, chain string) {
-	b.ElementList(AddElements(), set, "element of map "+set+" for chain "+chain, func() {
+	b.ElementList(AddElements(), set, func() {
 		b.Nest(unix.NFTA_LIST_ELEM, func() {
 			b.Nest(unix.NFTA_SET_ELEM_KEY, func() { b.Attr(unix.NFTA_DATA_VALUE, key) })
 			b.Nest(unix.NFTA_SET_ELEM_DATA, func() {
@@ -271,25 +250,33 @@ func (b *Batch) VerdictElement(set string, key []byte, code int32, chain string)
 			})
 		})
 	})
+	b.Last().Object = "element of map " + set + " for chain " + chain
 }
 
 // Flush empties a set.
 func (b *Batch) Flush(set string) {
-	b.Start(unix.NFT_MSG_DELSETELEM, 0, "flush", "set "+set)
-	b.elementsOf(set)
-	b.End()
+	b.message(&elementKind, unix.NFT_MSG_DELSETELEM, 0, "delete all", set)
 }
 
 // ListElements asks for all elements of a set.
 func (b *Batch) ListElements(set string) {
-	b.Start(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, "list", "elements of set "+set)
-	b.elementsOf(set)
-	b.End()
+	b.message(&elementKind, unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, "list", set)
 }
 
 // AppendElement appends one element of a set: its key, the end of its range if it has one, and its data
 // if the set is a map.
-func AppendElement(b, key, keyEnd, data []byte) []byte {
+func AppendElement(b, key, keyEnd, data []byte) []byte { return appendElement(b, key, keyEnd, data, 0) }
+
+// AppendIntervalEdge appends the first address of an interval, or the first one after it.
+func AppendIntervalEdge(b []byte, a netip.Addr, end bool) []byte {
+	var flags uint32
+	if end {
+		flags = unix.NFT_SET_ELEM_INTERVAL_END
+	}
+	return appendElement(b, a.AsSlice(), nil, nil, flags)
+}
+
+func appendElement(b, key, keyEnd, data []byte, flags uint32) []byte {
 	start := len(b)
 	b = appendAttrHeader(b, unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, 0)
 	b = appendNestedValue(b, unix.NFTA_SET_ELEM_KEY, key)
@@ -299,6 +286,9 @@ func AppendElement(b, key, keyEnd, data []byte) []byte {
 	if data != nil {
 		b = appendNestedValue(b, unix.NFTA_SET_ELEM_DATA, data)
 	}
+	if flags != 0 {
+		b = binary.BigEndian.AppendUint32(appendAttrHeader(b, unix.NFTA_SET_ELEM_FLAGS, 4), flags)
+	}
 	binary.NativeEndian.PutUint16(b[start:], uint16(len(b)-start))
 	return b
 }
@@ -306,18 +296,6 @@ func AppendElement(b, key, keyEnd, data []byte) []byte {
 func appendNestedValue(b []byte, typ uint16, value []byte) []byte {
 	b = appendAttrHeader(b, typ|unix.NLA_F_NESTED, 4+align4(len(value)))
 	return AppendAttr(b, unix.NFTA_DATA_VALUE, value)
-}
-
-// AppendIntervalEdge appends the first address of an interval, or the first one after it.
-func AppendIntervalEdge(b []byte, a netip.Addr, end bool) []byte {
-	start := len(b)
-	b = appendAttrHeader(b, unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, 0)
-	b = appendNestedValue(b, unix.NFTA_SET_ELEM_KEY, a.AsSlice())
-	if end {
-		b = binary.BigEndian.AppendUint32(appendAttrHeader(b, unix.NFTA_SET_ELEM_FLAGS, 4), unix.NFT_SET_ELEM_INTERVAL_END)
-	}
-	binary.NativeEndian.PutUint16(b[start:], uint16(len(b)-start))
-	return b
 }
 
 // Element is an element of a set in the kernel.

@@ -60,7 +60,7 @@ func (w *wire) intervals(op nft.ElementOp, spec *setSpec, rs []addrRange) {
 	if len(rs) == 0 {
 		return
 	}
-	w.ElementList(op, spec.name, "elements of set "+spec.name, func() {
+	w.ElementList(op, spec.name, func() {
 		for _, r := range rs {
 			w.Buf = nft.AppendIntervalEdge(w.Buf, r.first, false)
 			if end := r.last.Next(); end.IsValid() {

@@ -24,7 +24,7 @@ func (w *wire) elements(op nft.ElementOp, spec *setSpec, elements encoded) {
 // getElements asks for elements by key. The kernel answers in this order, until the first that
 // does not exist.
 func (w *wire) getElements(spec *setSpec, keys []elementBytes) {
-	w.ElementList(nft.GetElements(), spec.name, "elements of set "+spec.name, func() {
+	w.ElementList(nft.GetElements(), spec.name, func() {
 		for i := range keys {
 			w.Buf = nft.AppendElement(w.Buf, keys[i].bytes(), nil, nil)
 		}
