@@ -18,7 +18,7 @@ func (c *config) survives(hook string, run func()) (ok bool) { return survives(h
 func survives(hook string, warn func(string, ...zap.Field), run func()) (ok bool) {
 	defer func() {
 		if r := recover(); r != nil {
-			warn("hook panicked", zap.String("hook", hook), zap.String("panic", readable(fmt.Sprint(r))))
+			warn("hook of the embedding program panicked, and counts as not called", zap.String("hook", hook), zap.String("panic", readable(fmt.Sprint(r))))
 		}
 	}()
 	run()
@@ -96,7 +96,7 @@ func (c *config) edited(p *portState) []Endpoint {
 		return !ok
 	})
 	if len(list) < count {
-		c.logger.Warn("hook left invalid endpoints, which are ignored", zap.String("hook", "EditEndpoints"),
+		c.logger.Warn("invalid endpoints of a hook are ignored", zap.String("hook", "EditEndpoints"),
 			zap.Stringer("service_port", p.name), zap.Int("count", count-len(list)), zap.Stringer("last", refused))
 	}
 	for i := range list {

@@ -188,7 +188,7 @@ func (t *traffic) begin(events *netlinkx.Ended, log *zap.Logger) error {
 	}
 	t.problem = ""
 	if problem := t.unaccounted(); problem != "" {
-		log.Warn("traffic is not counted", zap.String("reason", problem))
+		log.Warn("traffic of service ports is not counted: see the reason", zap.String("reason", problem))
 	}
 	return nil
 }

@@ -50,7 +50,7 @@ func (e *Engine) followCgroups() error {
 	if e.cgroups, e.missing = e.config.Sockets.findCgroups(); slices.Equal(before, e.cgroups) {
 		return nil
 	}
-	e.log.Info("cgroups have come or gone", zap.Strings("before", before), zap.Strings("now", e.cgroups))
+	e.log.Info("cgroups have come or gone: programs are attached to those that are there", zap.Strings("before", before), zap.Strings("now", e.cgroups))
 	if !e.translates() || e.layer.services == nil {
 		return errFullSync
 	}

@@ -149,7 +149,7 @@ func (b *binding) unbind() {
 	b.delivery.stop()
 	for _, r := range b.bound {
 		if err := r.feed.RemoveEventHandler(r.handle); err != nil {
-			b.log.Warn("remove event handler: it stays registered but inactive", zap.Error(err))
+			b.log.Warn("event handler is not removed: it stays registered, and does nothing", zap.Error(err))
 		}
 	}
 }

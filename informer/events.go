@@ -67,7 +67,7 @@ func handle[T any](d *delivery, e events[T]) cache.ResourceEventHandler {
 func as[T any](d *delivery, object any) (T, bool) {
 	o, ok := object.(T)
 	if !ok {
-		d.log.Error("drop event: object of unexpected type",
+		d.log.Error("event is ignored: its object has an unexpected type",
 			zap.String("type", fmt.Sprintf("%T", object)), zap.String("want", fmt.Sprintf("%T", o)))
 	}
 	return o, ok

@@ -122,7 +122,7 @@ func (f *cidrFeed) report(object string, err error) {
 		text = err.Error()
 	}
 	if text != "" && text != f.bad[object] {
-		f.log.Warn("ignore invalid ranges of ServiceCIDR", zap.String("object", object), zap.Error(err))
+		f.log.Warn("invalid ranges of a ServiceCIDR are ignored", zap.String("object", object), zap.Error(err))
 	}
 	f.bad[object] = text
 }

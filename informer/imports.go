@@ -117,7 +117,7 @@ func (f importFeed) updated(was, is *unstructured.Unstructured) {
 func (f importFeed) service(object *unstructured.Unstructured) *v1.Service {
 	service, err := serviceOf(object)
 	if err != nil {
-		f.log.Warn("ignore invalid ServiceImport", zap.String("namespace", object.GetNamespace()), zap.String("name", object.GetName()), zap.Error(err))
+		f.log.Warn("invalid ServiceImport is ignored", zap.String("namespace", object.GetNamespace()), zap.String("name", object.GetName()), zap.Error(err))
 	}
 	return service
 }

@@ -129,7 +129,7 @@ func TestAnImportedServiceIsProxied(t *testing.T) {
 		c.Put(t, change.object)
 		c.mustHold(t, change.want)
 	}
-	if c.logs.FilterMessage("ignore invalid ServiceImport").Len() == 0 {
+	if c.logs.FilterMessage("invalid ServiceImport is ignored").Len() == 0 {
 		t.Errorf("log %v, want a line about what could not be read", c.logs.All())
 	}
 	c.Delete(t, webImport())
@@ -146,7 +146,7 @@ func TestServiceImportsThatCannotBeWatched(t *testing.T) {
 		lines  string
 	}{
 		"missing": {apierrors.NewNotFound(resource, ""), 0, "no ServiceImports"},
-		"refused": {apierrors.NewForbidden(resource, "", nil), defaultWaitTimeout, "watch API server|first sync starts without"},
+		"refused": {apierrors.NewForbidden(resource, "", nil), defaultWaitTimeout, "watch of the API server|first sync starts without"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -394,7 +394,7 @@ func TestAForbiddenKindDoesNotHoldUp(t *testing.T) {
 		service("a", "10.96.0.1"), slice("a", "10.244.0.1"))
 	c.mustHold(t, "10.96.0.1=10.244.0.1")
 	given := c.logs.FilterMessageSnippet("first sync starts without").FilterField(zap.Strings("missing", []string{"ServiceCIDRs", "Node me"}))
-	if given.Len() != 1 || c.logs.FilterMessageSnippet("watch API server").Len() != 2 {
+	if given.Len() != 1 || c.logs.FilterMessageSnippet("watch of the API server").Len() != 2 {
 		t.Errorf("log %v, want one line about the missing objects, and one for each error", c.logs.All())
 	}
 }

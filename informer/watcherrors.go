@@ -53,7 +53,7 @@ func (w *watchErrors) handle(_ context.Context, _ *cache.Reflector, err error) {
 	repeated := err.Error() == w.last && time.Since(w.lastTime) < repeatAfter
 	w.last, w.lastTime = err.Error(), time.Now()
 	if !repeated {
-		w.log.Warn("watch API server: trying again", zap.String("objects", w.kind), zap.Error(err))
+		w.log.Warn("watch of the API server failed, will be retried", zap.String("objects", w.kind), zap.Error(err))
 	}
 }
 

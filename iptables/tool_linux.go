@@ -58,7 +58,7 @@ func openTool(ctx context.Context, c toolConfig) (t *tool, err error) {
 	if err := t.checkFeatures(ctx); err != nil {
 		return nil, err
 	}
-	c.log.Info("found the programs", zap.String("variant", string(t.variant)),
+	c.log.Info("programs of iptables are found", zap.String("variant", string(t.variant)),
 		zap.String("program", t.programs.restore), zap.Stringer("version", t.programs.version))
 	return t, nil
 }

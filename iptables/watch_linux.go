@@ -80,7 +80,7 @@ func (e *Engine) confirm(ctx context.Context) (intact bool, err error) {
 	for _, table := range []string{tableNAT, tableFilter} {
 		have, err := observe(ctx, e.kernel, table, e.model.names)
 		if err != nil {
-			e.log.Warn("tables not compared after a write: trying again", zap.Error(err))
+			e.log.Warn("tables are not compared with the kernel after a write, will be retried", zap.Error(err))
 			w.confirmation.at, w.confirmation.took = time.Now(), time.Since(began)
 			return true, nil
 		}

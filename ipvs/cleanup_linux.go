@@ -39,7 +39,7 @@ func (e *Engine) removeSets() error {
 	}
 	err := e.left.removeSets()
 	if errors.Is(err, errSetInUse) {
-		e.log.Warn("ipsets stay", zap.Error(err))
+		e.log.Warn("ipsets are not deleted: delete the rules that use them, and clean up again", zap.Error(err))
 		return nil
 	}
 	return err

@@ -83,7 +83,7 @@ func (l *Leaving) Run(ctx context.Context) error {
 			if done && err != nil {
 				fail(f, err)
 			} else if err != nil {
-				f.log.Warn("virtual servers of the previous mode are not deleted: retrying", zap.Error(err))
+				f.log.Warn("virtual servers of the previous mode are not deleted, will be retried", zap.Error(err))
 			}
 			return done
 		})

@@ -150,7 +150,7 @@ func (e *Engine) checkServers() (text string, took time.Duration) {
 	began := time.Now()
 	text, err := e.table.findDamage()
 	if err != nil {
-		e.log.Warn("virtual servers not checked: retrying", zap.Error(err))
+		e.log.Warn("virtual servers are not compared with the kernel, will be retried", zap.Error(err))
 	}
 	e.reported = text != ""
 	return text, time.Since(began)
@@ -159,7 +159,7 @@ func (e *Engine) checkServers() (text string, took time.Duration) {
 // deleteOrRepair deletes real servers that have drained, or requests a full sync.
 func (e *Engine) deleteOrRepair(ctx context.Context, damaged func(proxier.Damage)) {
 	if err := e.deleteDrained(ctx); err != nil {
-		e.log.Warn("drained real servers not deleted: a full sync follows", zap.Error(err))
+		e.log.Warn("drained real servers are not deleted: a full sync follows", zap.Error(err))
 		damaged(proxier.Damage{})
 	}
 }

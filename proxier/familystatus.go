@@ -16,7 +16,7 @@ import (
 func (f *family) record(o *outcome) {
 	f.updateStatus(o)
 	if errors.Is(o.Err, ErrContested) {
-		f.log.Debug("sync postponed", zap.Error(o.Err))
+		f.log.Debug("sync is postponed", zap.Error(o.Err))
 		return
 	}
 	if !o.ended {

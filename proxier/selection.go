@@ -18,7 +18,7 @@ func (c *Config) wrapEditSelection(log *zap.Logger) {
 	c.EditSelection = func(view changetracker.View, port *changetracker.ServicePort, s changetracker.Selection) (edited changetracker.Selection) {
 		defer func() {
 			if r := recover(); r != nil {
-				log.Warn("hook panicked", zap.String("hook", "EditSelection"), zap.Stringer("service", port.Name), zap.String("panic", fmt.Sprint(r)))
+				log.Warn("hook of the embedding program panicked, and counts as not called", zap.String("hook", "EditSelection"), zap.Stringer("service", port.Name), zap.String("panic", fmt.Sprint(r)))
 				edited = s
 			}
 		}()

@@ -112,7 +112,7 @@ func same(a, b []changetracker.Endpoint) bool {
 func (c *run) choose(s *servicePort) {
 	policy, ok, err := c.policyOf(s)
 	if s.refused = err != nil; s.refused {
-		c.log.Warn("health check refused, the endpoints are not checked", zap.Stringer("service", s.name), zap.Error(err))
+		c.log.Warn("health check of a Service is invalid: its endpoints are not checked", zap.Stringer("service", s.name), zap.Error(err))
 	}
 	if ok == s.checked && policy == s.policy {
 		s.endpoints = nil // traffic policies may differ

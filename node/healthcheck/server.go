@@ -176,7 +176,7 @@ func (s panicLogger) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		if err, ok := p.(error); !ok || !errors.Is(err, http.ErrAbortHandler) {
-			s.log.Error("handler panicked", zap.Any("panic", p), zap.Stack("stack"))
+			s.log.Error("HTTP handler panicked, its request fails", zap.Any("panic", p), zap.Stack("stack"))
 		}
 		panic(http.ErrAbortHandler)
 	}()

@@ -381,7 +381,7 @@ func TestAPanicOfTheHandlerIsLogged(t *testing.T) {
 	if code, _ := ask(t, client(t), "http://"+s.Address); code != 0 {
 		t.Errorf("answer %d, want none", code)
 	}
-	if got := logs.FilterMessage("handler panicked").FilterLevelExact(zap.ErrorLevel).Len(); got != 1 {
+	if got := logs.FilterMessage("HTTP handler panicked, its request fails").FilterLevelExact(zap.ErrorLevel).Len(); got != 1 {
 		t.Errorf("log %v, want one line about the panic", lines(logs))
 	}
 }

@@ -64,7 +64,7 @@ func (a *annotations) ignore(of metav1.Object, name, value string, err error) {
 		clear(a.said)
 	}
 	a.said[at] = hash
-	a.log.Warn("annotation ignored", zap.String("object", object), zap.String("annotation", name), zap.String("value", readable(value)), zap.Error(short(err)))
+	a.log.Warn("annotation is ignored: its value is invalid", zap.String("object", object), zap.String("annotation", name), zap.String("value", readable(value)), zap.Error(short(err)))
 }
 
 // truth reads whether an annotation of a Service is true. ok is false if there is none that can be read.

@@ -24,12 +24,12 @@ func TestTheLogSaysWhyTheMode(t *testing.T) {
 	t.Parallel()
 	c, d := newSmall(t), newDirectory(t)
 	p := start(t, c.node, "--manifests="+d.path, "--state-dir="+t.TempDir(), "--proxy-mode=")
-	p.waitOutput("the mode is chosen\t{\"mode\": \"nftables\"", "kube-proxy's is iptables before 1.40; node ports are accepted at the node's primary addresses only")
+	p.waitOutput("mode is chosen\t{\"mode\": \"nftables\"", "kube-proxy's is iptables before 1.40; node ports are accepted at the node's primary addresses only")
 	p.waitHealthy()
 	p.kill()
 	p = start(t, c.node, "--manifests="+d.path, "--state-dir="+t.TempDir(), "--proxy-mode=nftables")
 	p.waitHealthy()
-	if strings.Contains(p.stderr(), "the mode is chosen") {
+	if strings.Contains(p.stderr(), "mode is chosen") {
 		t.Error("the log explains a mode that was set")
 	}
 }
@@ -39,7 +39,7 @@ func TestTheLogAsJSON(t *testing.T) {
 	t.Parallel()
 	c, d := newSmall(t), newDirectory(t)
 	p := start(t, c.node, "--manifests="+d.path, "--state-dir="+t.TempDir(), "--logging-format=json", "--vmodule=a=1")
-	p.waitOutput(`"msg":"the first sync is done"`, `"msg":"a setting has no effect"`)
+	p.waitOutput(`"msg":"the first sync is done"`, `"msg":"setting has no effect: remove it, or see why"`)
 	if err := p.signal(os.Interrupt); err != nil {
 		t.Error(err)
 	}

@@ -215,7 +215,7 @@ func (c *small) secureAPI(manifests string) (certificate []byte) {
 // ignoredSettings returns the settings without effect, in the order of the log.
 func (p *proxyProcess) ignoredSettings() (all []string) {
 	p.t.Helper()
-	for _, m := range regexp.MustCompile(`a setting has no effect\t\{"setting": "([^"]*)"`).FindAllStringSubmatch(p.stderr(), -1) {
+	for _, m := range regexp.MustCompile(`setting has no effect: remove it, or see why\t\{"setting": "([^"]*)"`).FindAllStringSubmatch(p.stderr(), -1) {
 		all = append(all, m[1])
 	}
 	return all

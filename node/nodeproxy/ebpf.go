@@ -189,7 +189,7 @@ func (s *socketFlags) openNamespaces(log *zap.Logger) {
 	s.namespaces = namespaceFolder{log: log, dir: cmp.Or(s.onlyIn, s.skipIn), list: &ebpf.Namespaces{Only: s.onlyIn != ""}, listed: map[string]os.FileInfo{}}
 	if s.onlyIn != "" {
 		if err := s.namespaces.add("/proc/self/ns/net"); err != nil {
-			log.Warn("sockets of the node are left to the rules", zap.Error(err))
+			log.Warn("sockets of the node go through the rules: its network namespace cannot be read", zap.Error(err))
 		}
 	}
 	s.namespaces.look()

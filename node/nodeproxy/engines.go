@@ -274,7 +274,7 @@ func (o *options) initialize(ctx context.Context, instance string, log *zap.Logg
 		errs = append(errs, fmt.Errorf("change kernel settings: %s", c.Message))
 	}
 	if len(errs) == 0 {
-		log.Info("the kernel settings are in place")
+		log.Info("kernel settings are as wanted")
 	}
 	return errors.Join(errs...)
 }

@@ -250,7 +250,7 @@ func (o *observed) tasks(p *proxier.Proxier, m mode) []task {
 		case <-o.counting:
 		}
 		if err := conntrack.ReportConnections(ctx, "", o.health.Suspect); err != nil {
-			o.log.Warn("connections do not count for the health of endpoints", zap.Error(err))
+			o.log.Warn("failed connections do not count for the health of endpoints: connection tracking cannot be read", zap.Error(err))
 		}
 		return nil
 	}})

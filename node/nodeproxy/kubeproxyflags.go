@@ -133,9 +133,9 @@ func (o *options) adjustOOMScore(log *zap.Logger) {
 	switch {
 	case err == nil:
 	case o.oomScoreIsSet && !errors.Is(err, os.ErrNotExist):
-		log.Warn("--oom-score-adj has no effect", zap.Error(err))
+		log.Warn("--oom-score-adj has no effect: the kernel refused the score", zap.Error(err))
 	default:
-		log.Debug("the OOM score stays", zap.Error(err))
+		log.Debug("OOM score of the process is not changed", zap.Error(err))
 	}
 }
 
@@ -148,5 +148,5 @@ func (o *options) logMode(log *zap.Logger) {
 	if len(o.nodePortAddresses) == 0 {
 		why += "; node ports are accepted at the node's primary addresses only, see --nodeport-addresses"
 	}
-	log.Info("the mode is chosen", zap.String("mode", string(o.mode())), zap.String("why", why))
+	log.Info("mode is chosen", zap.String("mode", string(o.mode())), zap.String("why", why))
 }

@@ -118,7 +118,7 @@ func (n *noEffect) isDefault(text string) bool {
 // warn logs everything that is set without effect, a line each.
 func (o *options) warn(log *zap.Logger) {
 	for _, i := range o.ignored {
-		log.Warn("a setting has no effect", zap.String("setting", i.what), zap.String("why", i.why))
+		log.Warn("setting has no effect: remove it, or see why", zap.String("setting", i.what), zap.String("why", i.why))
 	}
 }
 

@@ -128,7 +128,7 @@ const eventRetry = 15 * time.Second
 func writeEvent(ctx context.Context, client dynamic.Interface, node string, log *zap.Logger) {
 	event, err := startingEvent(node)
 	if err != nil {
-		log.Warn("event Starting is not written", zap.Error(err))
+		log.Warn("event Starting is not written, nothing else needs it", zap.Error(err))
 		return
 	}
 	resource := client.Resource(events.SchemeGroupVersion.WithResource("events")).Namespace(event.GetNamespace())
@@ -138,7 +138,7 @@ func writeEvent(ctx context.Context, client dynamic.Interface, node string, log 
 			return
 		}
 		if errors.As(err, new(apierrors.APIStatus)) {
-			log.Warn("event Starting is not written", zap.Error(err))
+			log.Warn("event Starting is not written, nothing else needs it", zap.Error(err))
 			return
 		}
 		pause.For(ctx, eventRetry)

@@ -133,7 +133,7 @@ func (p *publisher) write(ctx context.Context) {
 				if err := p.save(ctx, text); err == nil {
 					last = text
 				} else if ctx.Err() == nil {
-					p.options.Logger.Warn("what this node has programmed is not written: waiters do not see it", zap.Error(err))
+					p.options.Logger.Warn("Lease with what this node has programmed is not written, will be retried: waiters do not see it", zap.Error(err))
 				}
 			}
 			pause.For(ctx, interval)
