@@ -7,8 +7,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// TestChangesAreCountedOnce, whatever the number of families (W-28), and are
-// pending until they are applied: MET-06 to MET-09.
+// Each change is counted once, whatever the number of families (W-28), and is pending until it is applied: MET-06
+// to MET-09.
 func TestChangesAreCountedOnce(t *testing.T) {
 	tracker := mustTracker(t)
 	want := func(when string, want EventCounts) {

@@ -125,7 +125,7 @@ func TestPairsOfAServiceAreBounded(t *testing.T) {
 	}
 }
 
-// TestSlotsAreSharedByFrontends, and a Service with a consistent hash says so.
+// Frontends share the slots, and a problem names a Service with a consistent hash that gets fewer slots.
 func TestSlotsAreSharedByFrontends(t *testing.T) {
 	for _, c := range []struct {
 		ports, externalIPs int

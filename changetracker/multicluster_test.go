@@ -9,7 +9,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 )
 
-// TestImportedSlices (KEP-1645): which Service they belong to, and whose nodes they name.
+// An imported slice belongs to the right Service and names the nodes of the right cluster (KEP-1645).
 func TestImportedSlices(t *testing.T) {
 	imported := ImportedService(web)
 	for name, c := range map[string]struct {

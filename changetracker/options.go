@@ -39,7 +39,7 @@ func within(ranges []netip.Prefix, a netip.Addr) bool {
 type Options struct {
 	ObjectOptions
 
-	// Families to track; empty means IPv4 and IPv6.
+	// Families are the IP families to track; empty means IPv4 and IPv6.
 	Families []v1.IPFamily
 	Node     Node
 	// Logger receives one line for each value that is set aside. Nil logs nothing.

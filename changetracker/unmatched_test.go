@@ -8,8 +8,8 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 )
 
-// TestSlicesThatFitNoPortAreFound, whether the Service or the slice came first. A slice that fits
-// is none, nor is a slice without a Service.
+// A slice that fits no port is found, whether the Service or the slice came first. A slice that fits is not
+// reported, nor is a slice without a Service.
 func TestSlicesThatFitNoPortAreFound(t *testing.T) {
 	slice := func(name, port string, protocol v1.Protocol) *discovery.EndpointSlice {
 		s := webSlice(name, discovery.Endpoint{Addresses: []string{"10.0.0.1"}}, discovery.Endpoint{Addresses: []string{"10.0.0.2"}})

@@ -99,8 +99,7 @@ func (t *table) clients(family netlink.InetFamily) []uint16 {
 
 func at(text string) netip.AddrPort { return netip.MustParseAddrPort(text) }
 
-// TestTheKernelForgetsStaleFlowsOnly: UDP flows unless the options include others, and only
-// unanswered connections of TCP.
+// The kernel forgets only UDP flows unless the options include others, and only unanswered connections of TCP.
 func TestTheKernelForgetsStaleFlowsOnly(t *testing.T) {
 	t.Parallel()
 	check := func(vip, server string, loopback bool) desired.FlowCheck {
@@ -164,8 +163,8 @@ func TestTheKernelForgetsStaleFlowsOnly(t *testing.T) {
 	}
 }
 
-// TestUntranslatedConnectionsAreForgotten, of TCP and unanswered, whatever the options are, and
-// whether the kernel lists all entries or these alone.
+// Untranslated connections of TCP without an answer are forgotten, whatever the options are, and whether the kernel
+// lists all entries or only these.
 func TestUntranslatedConnectionsAreForgotten(t *testing.T) {
 	t.Parallel()
 	for _, ranges := range [][]netip.Prefix{nil, {netip.MustParsePrefix("10.96.0.0/16")}} {
@@ -235,7 +234,7 @@ func TestWithoutPrivilegeTheErrorSaysSo(t *testing.T) {
 	})
 }
 
-// BenchmarkClean finds a thousand stale flows among 100,000.
+// BenchmarkClean measures how a thousand stale flows among 100,000 are found.
 func BenchmarkClean(b *testing.B) {
 	const flows, stale = 100_000, 1_000
 	b.Run(fmt.Sprintf("flows=%d/stale=%d", flows, stale), func(b *testing.B) {

@@ -171,7 +171,7 @@ func TestConnectionsEndWithinBounds(t *testing.T) {
 	})
 }
 
-// TestConnectionsThatEndThemselvesAreForgotten, without a packet.
+// Connections that end themselves are forgotten, and no packet is sent for them.
 func TestConnectionsThatEndThemselvesAreForgotten(t *testing.T) {
 	testEnder(t, 1, func(k *fakeTable) { k.gone[number4(0)] = true }, func(t *testing.T, e *ender, k *fakeTable, _ *observer.ObservedLogs) {
 		time.Sleep(10 * time.Second)
@@ -202,7 +202,7 @@ func TestAFailureToEndIsRetried(t *testing.T) {
 	})
 }
 
-// TestSegmentsHaveAValidChecksum, as a receiver computes it.
+// A segment has the checksum that a receiver computes.
 func TestSegmentsHaveAValidChecksum(t *testing.T) {
 	for _, addrs := range [][2]string{{"10.0.0.1:80", "10.0.0.2:81"}, {"[fd00::1]:80", "[fd00::2]:81"}} {
 		from, to := netip.MustParseAddrPort(addrs[0]), netip.MustParseAddrPort(addrs[1])

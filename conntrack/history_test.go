@@ -319,8 +319,8 @@ func (h *history) syncUntilRight(ctx context.Context, step int) {
 	}
 }
 
-// TestNoFlowIsStaleAndNoValidOneDeleted in random histories of Services, failures and
-// restarts (CT-03…08, without W-23, W-24 and W-25).
+// In random histories of Services, failures and restarts, no stale flow stays and no valid flow is deleted
+// (CT-03…08, without W-23, W-24 and W-25).
 func TestNoFlowIsStaleAndNoValidOneDeleted(t *testing.T) {
 	t.Parallel()
 	for i := range 60 {

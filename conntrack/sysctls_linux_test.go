@@ -13,8 +13,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// TestSettingsOfANetworkNamespace are applied and restored in the real kernel. The limit is
-// read-only there: it is a condition, and all others are applied (W-26).
+// The real kernel applies and restores the settings of a network namespace. The limit is read-only there: it is a
+// condition, and all others are applied (W-26).
 func TestSettingsOfANetworkNamespace(t *testing.T) {
 	ns := netnstest.New(t)
 	read := func(name string) (text string) {

@@ -328,7 +328,7 @@ func TestABrokenRecordIsAnErrorOfCleanUpOnly(t *testing.T) {
 	}
 }
 
-// TestARecordThatCannotBeWrittenIsWrittenLater, with the values before all processes.
+// A record that cannot be written is written later, with the values before all processes.
 func TestARecordThatCannotBeWrittenIsWrittenLater(t *testing.T) {
 	move := func(from, to string) {
 		t.Helper()

@@ -13,7 +13,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
-// TestNoSyncWaitsForAReading, nor is an update lost that comes while one runs, or ends.
+// No sync waits for a reading, and an update that comes while a reading runs or ends is not lost.
 func TestNoSyncWaitsForAReading(t *testing.T) {
 	c := New(Options{})
 	vip := netip.MustParseAddr("10.96.0.1")

@@ -234,7 +234,7 @@ func TestTraitsDecideThePolicy(t *testing.T) {
 	}
 }
 
-// TestDirectReturnKeepsTheSource of all packets but those to node ports, and of an endpoint that reaches itself.
+// Direct return keeps the source, unless the packet goes to a node port or an endpoint reaches itself.
 func TestDirectReturnKeepsTheSource(t *testing.T) {
 	x := explainer(t, nil, local(1))
 	x.Traits = func(*Service) Traits { return Traits{DirectReturn: true} }

@@ -71,7 +71,7 @@ func flippingHuge(tb testing.TB, size int) (flip func()) {
 	}
 }
 
-// BenchmarkHugeService flips one endpoint of a Service, from the event to the Update of the engine.
+// BenchmarkHugeService measures the change of one endpoint of a Service, from the event to the engine's Update.
 func BenchmarkHugeService(b *testing.B) {
 	for _, size := range []int{100, 5_000, 50_000} {
 		b.Run(fmt.Sprintf("E=%d", size), func(b *testing.B) {

@@ -82,7 +82,7 @@ func randomEndpoints(r *rand.Rand) (all []changetracker.Endpoint) {
 	return all
 }
 
-// TestResolveNodesIsResolve on each node, and nodes that share are the same.
+// On each node, ResolveNodes gives what Resolve gives, and nodes that share a result have the same one.
 func TestResolveNodesIsResolve(t *testing.T) {
 	t.Parallel()
 	nodes := append(nodesOf(12), changetracker.Node{}, changetracker.Node{Name: "n1.example", Zone: "zone-1"})
@@ -150,8 +150,8 @@ func TestNodesShareRows(t *testing.T) {
 	}
 }
 
-// BenchmarkResolveNodes has a Service with 1,000 endpoints on 10 of 100 nodes: ratio is the time of ResolveNodes by that
-// of Resolve on the 11 nodes that differ.
+// BenchmarkResolveNodes measures a Service with 1,000 endpoints on 10 of 100 nodes: ratio is the time of
+// ResolveNodes divided by the time of Resolve on the 11 nodes that differ.
 func BenchmarkResolveNodes(b *testing.B) {
 	nodes := nodesOf(100)
 	var endpoints []changetracker.Endpoint

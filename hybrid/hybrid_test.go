@@ -88,7 +88,7 @@ func nameOf(name string) changetracker.ServicePortName {
 	return n
 }
 
-// TestWhatMembersLimitIsLimited, whichever member has it.
+// What any member limits is limited.
 func TestWhatMembersLimitIsLimited(t *testing.T) {
 	h, a, b, _ := pair(t, map[string]string{"x": "a", "y": "b"})
 	a.limited = []*proxier.ServiceError{{Name: nameOf("x"), Err: errors.New("too many")}}
@@ -158,7 +158,7 @@ func TestARefusedServicePortStaysWhereItIs(t *testing.T) {
 	}
 }
 
-// TestUnderTheDriver moves a Service when the embedder's payload changes.
+// Under the driver, a Service moves to another member when the embedder's payload changes.
 func TestUnderTheDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		first, second := &able{}, &able{}

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestAPeerThatVanishesIsNoticed by the kernel's keepalives, within half a minute.
+// The kernel's keepalives notice within half a minute that a peer has vanished.
 func TestAPeerThatVanishesIsNoticed(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

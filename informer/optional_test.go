@@ -13,9 +13,9 @@ import (
 	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
-// TestEachOptionalKind is missing or forbidden when Run starts, comes later, and goes again. Services are
-// programmed and changed all the time, the log names what is missing, and what was known stays known. Only
-// objects whose kind is gone are gone too.
+// Each optional kind is missing or forbidden when Run starts, comes later, and goes again. Services are programmed
+// and changed all the time, the log names what is missing, and what was known stays known. Only objects whose kind
+// is gone are gone too.
 func TestEachOptionalKind(t *testing.T) {
 	t.Parallel()
 	cidrs := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}

@@ -63,7 +63,7 @@ func TestOneAsksDuringAnOutage(t *testing.T) {
 	}
 }
 
-// TestAKindThatIsRefusedForEver, such as one whose conversion fails, keeps no other kind waiting after an outage.
+// After an outage, a kind that is refused for ever, as when its conversion fails, keeps no other kind waiting.
 func TestAKindThatIsRefusedForEver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gone := &url.Error{Op: "Get", URL: "https://192.0.2.1", Err: errors.New("connection refused")}
@@ -136,8 +136,7 @@ func TestOneKindIsNoOutage(t *testing.T) {
 	}
 }
 
-// TestRunEndsDuringAnOutage with its context, whether the API server refuses connections or none
-// hears of them.
+// Run ends during an outage with its context, whether the API server refuses connections or nobody hears of them.
 func TestRunEndsDuringAnOutage(t *testing.T) {
 	for name, dial := range map[string]func(context.Context, string, string) (net.Conn, error){
 		"refused": func(context.Context, string, string) (net.Conn, error) { return nil, syscall.ECONNREFUSED },

@@ -18,7 +18,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// TestTrackersAlone follow an API server, without a driver and without handlers of their own.
+// Trackers alone follow an API server, without a driver and without handlers of their own.
 func TestTrackersAlone(t *testing.T) {
 	t.Parallel()
 	web := proxiertest.Service("shop", "web", proxiertest.ClusterIPs("10.96.0.1"), proxiertest.Port("http", v1.ProtocolTCP, 80))

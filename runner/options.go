@@ -47,13 +47,13 @@ type Backoff struct {
 
 // Named values for "off".
 const (
-	// Unlimited as MinInterval allows a run as soon as the previous one has ended.
+	// Unlimited is a MinInterval that allows a run as soon as the previous one has ended.
 	Unlimited time.Duration = -1
-	// Immediately as Gather waits for nothing.
+	// Immediately is a Gather that waits for nothing.
 	Immediately time.Duration = -1
-	// Never as MaxInterval means that runs need a request.
+	// Never is a MaxInterval with which runs need a request.
 	Never time.Duration = -1
-	// NoJitter as Backoff.Jitter means pauses without a random addition.
+	// NoJitter is a Backoff.Jitter that adds nothing to pauses.
 	NoJitter float64 = -1
 )
 
