@@ -83,7 +83,7 @@ func TestStatusWaitsForNoLockThatAnEngineNeeds(t *testing.T) {
 	})
 }
 
-// TestAWrapperOfConntrackKeepsItsFunctions, and what a Conntrack cannot is said.
+// A wrapper of a Conntrack keeps its functions, and says what the Conntrack cannot do.
 func TestAWrapperOfConntrackKeepsItsFunctions(t *testing.T) {
 	config := proxier.Config{CountTraffic: true}
 	config.Tracker.DecorateService = func(p *changetracker.ServicePort, _ *v1.Service) { p.EndConnections = true }
@@ -117,7 +117,7 @@ type deadHealth struct {
 
 func (h deadHealth) Run(context.Context, func() proxier.Status) error { return h.err }
 
-// TestAPartThatEndsEarlyIsACondition, is in the log at once, and Run returns its error in the end.
+// A part that ends early is a condition and is in the log at once, and Run returns its error in the end.
 func TestAPartThatEndsEarlyIsACondition(t *testing.T) {
 	for _, err := range []error{errors.New("cannot listen at all"), nil} {
 		core, logs := observer.New(zap.WarnLevel)
@@ -143,7 +143,7 @@ func TestAPartThatEndsEarlyIsACondition(t *testing.T) {
 	}
 }
 
-// TestConditionsOfTheEngine are in Status, with their IP family.
+// Conditions of the engine are in Status, with their IP family.
 func TestConditionsOfTheEngine(t *testing.T) {
 	p := newProxier(t, proxier.Deps{}, &trappedEngine{mine: make(chan struct{}, 1)})
 	conditions := p.Status().Conditions
@@ -152,8 +152,8 @@ func TestConditionsOfTheEngine(t *testing.T) {
 	}
 }
 
-// TestWhatFailedOutsideTheUpdateIsRetried by a partial update, without another change. ipvs,
-// for example, may displace another service port.
+// A partial update retries what failed outside the Update, without another change. ipvs, for example, may displace
+// another service port.
 func TestWhatFailedOutsideTheUpdateIsRetried(t *testing.T) {
 	run(t, proxier.Config{}, func(t *testing.T, f *fixture) {
 		f.OnServiceAdd(service("a", "10.0.0.1"))

@@ -134,8 +134,8 @@ func (s *speaker) apply(u desired.Update) (result proxier.Result, err error) {
 	return result, nil
 }
 
-// TestAVIPIsAnnouncedWhileItIsServed and at no other time: random Services are added,
-// changed and deleted, engine and announcer fail at random, and finally nothing fails.
+// A VIP is announced while it is served and at no other time: random Services are added, changed and deleted,
+// engine and announcer fail at random, and finally nothing fails.
 func TestAVIPIsAnnouncedWhileItIsServed(t *testing.T) {
 	for seed := range uint64(150) {
 		for _, breaks := range []breaks{{}, {engine: true}, {session: true}, {engine: true, session: true}} {
@@ -240,7 +240,7 @@ func (s *speaker) wanted() []desired.Key {
 	return keys
 }
 
-// TestCleanupWithdrawsFirst, while the end of Run withdraws nothing.
+// A cleanup withdraws first, while the end of Run withdraws nothing.
 func TestCleanupWithdrawsFirst(t *testing.T) {
 	s := newSpeaker(1, breaks{})
 	var p *proxier.Proxier

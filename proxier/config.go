@@ -17,7 +17,7 @@ import (
 // Config is the configuration that all engines share. It is plain data. The zero value
 // is a working configuration for both families, with DefaultNames.
 type Config struct {
-	// Families to serve; empty means IPv4 and IPv6.
+	// Families are the IP families to serve; empty means IPv4 and IPv6.
 	Families []v1.IPFamily
 	// Node describes the node at start; OnNodeChange updates it. If NodePorts.Primary or
 	// Masquerade.NodePodCIDRs is set, and Node has neither Addresses nor PodCIDRs, the
@@ -27,7 +27,7 @@ type Config struct {
 	// NodeTimeout is how long the first sync waits for the node when everything else has come; then it
 	// goes on without, and ConditionNode says what is missing. 0 means 30s, runner.Never waits without limit.
 	NodeTimeout time.Duration
-	// Names of the kernel objects; the zero value means DefaultNames.
+	// Names are the names of the kernel objects; the zero value means DefaultNames.
 	Names Names
 	// Tracker says which objects are tracked and how they are read: selection, decoration, strictness,
 	// external IPs. External IPs and load balancer IPs in pod ranges are refused: Masquerade.PodCIDRs, and

@@ -89,7 +89,7 @@ func TestCountsNeedAnEngineThatCounts(t *testing.T) {
 	}
 }
 
-// TestCountsAfterAPanic of an engine, which the caller survives as a server of metrics does, are read again.
+// Counts are read again after a panic of an engine, which the caller survives as a server of metrics does.
 func TestCountsAfterAPanic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0

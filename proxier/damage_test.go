@@ -26,7 +26,7 @@ func fullUpdates(e *fakeEngine) (n int) {
 	return n
 }
 
-// TestDamageLeadsToAFullSyncOfItsFamily and not of the other one.
+// Damage leads to a full sync of its family and not of the other one.
 func TestDamageLeadsToAFullSyncOfItsFamily(t *testing.T) {
 	run(t, proxier.Config{}, func(t *testing.T, f *fixture) {
 		f.synced()
@@ -107,7 +107,7 @@ func TestChangesGoOnWhileARepairWaits(t *testing.T) {
 	})
 }
 
-// TestDamageDuringEachRepairIsRepairedInTheEnd without any other event.
+// Damage during each repair is repaired in the end, without any other event.
 func TestDamageDuringEachRepairIsRepairedInTheEnd(t *testing.T) {
 	run(t, proxier.Config{}, func(t *testing.T, f *fixture) {
 		f.synced()
@@ -127,8 +127,8 @@ func TestDamageDuringEachRepairIsRepairedInTheEnd(t *testing.T) {
 	})
 }
 
-// TestAWatchThatFails is started again with growing pauses, unless the engine cannot watch.
-// Status reports it as long as it does not work.
+// A watch that fails is started again with growing pauses, unless the engine cannot watch. Status reports it as
+// long as it does not work.
 func TestAWatchThatFails(t *testing.T) {
 	for name, c := range map[string]struct {
 		err   error
@@ -200,7 +200,7 @@ func TestDamageOfOneServicePortIsItsOwn(t *testing.T) {
 	})
 }
 
-// TestDamageDuringARepairIsRepaired without another event, whether the engine knows what was changed or not.
+// Damage during a repair is repaired without another event, whether the engine knows what was changed or not.
 func TestDamageDuringARepairIsRepaired(t *testing.T) {
 	for _, d := range []proxier.Damage{{}, {Object: "chain"}} {
 		run(t, proxier.Config{}, func(t *testing.T, f *fixture) {

@@ -164,8 +164,8 @@ func (s *fakeSettings) Restore(context.Context) error {
 	return s.failure
 }
 
-// TestSettingsAreTriedAgain, without any event: a failed setting is a condition with the time of its
-// first failure, and not an error of a sync. What has succeeded is not tried again.
+// Settings are tried again, without any event: a failed setting is a condition with the time of its first failure,
+// and not an error of a sync. What has succeeded is not tried again.
 func TestSettingsAreTriedAgain(t *testing.T) {
 	s := &fakeSettings{}
 	s.missing.Store(8)
@@ -199,7 +199,7 @@ func TestCleanupRestoresSettings(t *testing.T) {
 	}
 }
 
-// TestHistoryKeepsTheLastSyncs with their stages in order.
+// The history keeps the last syncs with their stages in order.
 func TestHistoryKeepsTheLastSyncs(t *testing.T) {
 	run(t, proxier.Config{}, func(t *testing.T, f *fixture) {
 		f.synced()
@@ -230,7 +230,7 @@ func TestHistoryKeepsTheLastSyncs(t *testing.T) {
 
 type noLocal struct{ internal, external int }
 
-// TestServicePortsWithoutLocalEndpointsAreCounted by partial and by full syncs: MET-11.
+// Partial and full syncs count the service ports without local endpoints: MET-11.
 func TestServicePortsWithoutLocalEndpointsAreCounted(t *testing.T) {
 	run(t, proxier.Config{Node: changetracker.Node{Name: "here"}}, func(t *testing.T, f *fixture) {
 		f.synced()
@@ -264,7 +264,7 @@ func TestServicePortsWithoutLocalEndpointsAreCounted(t *testing.T) {
 	})
 }
 
-// TestADrainingNodeIsNoReasonToSync, but Status has it.
+// A draining node is no reason to sync, but Status has it.
 func TestADrainingNodeIsNoReasonToSync(t *testing.T) {
 	run(t, proxier.Config{Node: changetracker.Node{Name: "here"}}, func(t *testing.T, f *fixture) {
 		f.synced()
@@ -281,7 +281,7 @@ func TestADrainingNodeIsNoReasonToSync(t *testing.T) {
 	})
 }
 
-// TestExplainTellsOfWhatIsProgrammed and which service ports failed.
+// Explain tells which service ports are programmed and which failed.
 func TestExplainTellsOfWhatIsProgrammed(t *testing.T) {
 	packet := desired.Packet{
 		Protocol: desired.TCP, Source: netip.MustParseAddr("10.1.0.9"), Destination: netip.MustParseAddrPort("10.0.0.1:80"), Origin: desired.FromPod,
@@ -319,7 +319,7 @@ func TestExplainTellsOfWhatIsProgrammed(t *testing.T) {
 	})
 }
 
-// TestExplainAsksForTheNodesAddresses if Deps.LocalAddresses is set.
+// Explain asks for the node's addresses if Deps.LocalAddresses is set.
 func TestExplainAsksForTheNodesAddresses(t *testing.T) {
 	var failure error
 	addresses := func(context.Context) ([]netip.Addr, error) {

@@ -158,7 +158,7 @@ func TestASearchThatFailsIsRepeated(t *testing.T) {
 	})
 }
 
-// TestAnEngineEndsItsOwnConnections: those that end at its sockets are not searched for.
+// Connections that end at an engine's own sockets are not searched for.
 func TestAnEngineEndsItsOwnConnections(t *testing.T) {
 	runEnding(t, func(t *testing.T, f *fixture, e *fakeEnder) {
 		f.v4.mu.Lock()
@@ -178,7 +178,7 @@ func TestAnEngineEndsItsOwnConnections(t *testing.T) {
 	})
 }
 
-// TestCleanupRemovesWhatEndsConnections, in both families.
+// A cleanup removes what ends connections, in both families.
 func TestCleanupRemovesWhatEndsConnections(t *testing.T) {
 	e := &fakeEnder{}
 	p, err := proxier.New(proxier.Config{}, proxier.Deps{Conntrack: e.conntrack()}, map[v1.IPFamily]proxier.Engine{

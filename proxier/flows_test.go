@@ -147,8 +147,8 @@ func TestFlowsOfTheTimeOfDamageAreLookedAt(t *testing.T) {
 	})
 }
 
-// TestConnectionsThatBeganWithoutRulesAreLookedAt, if TCP is not tracked: after the first sync,
-// after each repair, for a new frontend, and not otherwise.
+// If TCP is not tracked, connections that began without rules are looked at after the first sync, after each
+// repair, for a new frontend, and at no other time.
 func TestConnectionsThatBeganWithoutRulesAreLookedAt(t *testing.T) {
 	c := &fakeConntrack{tracksNothing: true}
 	runWith(t, proxier.Config{}, proxier.Deps{Conntrack: c.conntrack()}, func(t *testing.T, f *fixture) {
@@ -229,7 +229,7 @@ func TestFlowsThatCannotBeDeletedStayPending(t *testing.T) {
 	})
 }
 
-// TestFlowsOfWhatCannotBeTakenAwayGoOn until the frontend is removed.
+// Flows of a frontend that cannot be removed go on until it is removed.
 func TestFlowsOfWhatCannotBeTakenAwayGoOn(t *testing.T) {
 	runWithFlows(t, func(t *testing.T, f *fixture, c *fakeConntrack) {
 		a := service("a", "10.0.0.1")
@@ -250,8 +250,8 @@ func TestFlowsOfWhatCannotBeTakenAwayGoOn(t *testing.T) {
 	})
 }
 
-// TestFlowsOfAnEarlierProcessGoOnIfTheFirstSyncFails for their service port: they end when their
-// endpoint does, or when the frontend is no one's.
+// Flows of an earlier process go on if the first sync fails for their service port: they end when their endpoint
+// does, or when no Service has the frontend.
 func TestFlowsOfAnEarlierProcessGoOnIfTheFirstSyncFails(t *testing.T) {
 	runWithFlows(t, func(t *testing.T, f *fixture, c *fakeConntrack) {
 		f.v4.failWith(func(u desired.Update) error {

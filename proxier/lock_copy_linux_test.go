@@ -88,7 +88,7 @@ func TestLeaveACopy(t *testing.T) {
 	os.Exit(0)
 }
 
-// TestALockIsTakenAgainAtOnce: also by a program that starts other programs all the time.
+// A lock is taken again at once, also by a program that starts other programs all the time.
 func TestALockIsTakenAgainAtOnce(t *testing.T) {
 	ns, name := netnstest.New(t), ownedName{"table", "serviceplane"}
 	socket, enough := socketName(name, v1.IPv4Protocol), make(chan struct{})

@@ -66,7 +66,7 @@ const (
 	lineRepair  = "info kernel objects are repaired after another program changed them"
 )
 
-// TestTheFirstSyncIsLoggedOnce: after failures too, and never again.
+// The first sync is logged once, after failures too, and never again.
 func TestTheFirstSyncIsLoggedOnce(t *testing.T) {
 	logged(t, func(t *testing.T, f *fixture, lines func() []string) {
 		f.v4.failWith(func(desired.Update) error { return errors.New("no kernel") })
@@ -83,7 +83,7 @@ func TestTheFirstSyncIsLoggedOnce(t *testing.T) {
 	})
 }
 
-// TestASyncThatFailsIsLoggedOnce for each reason, however often it is tried again.
+// A sync that fails is logged once for each reason, however often it is tried again.
 func TestASyncThatFailsIsLoggedOnce(t *testing.T) {
 	logged(t, func(t *testing.T, f *fixture, lines func() []string) {
 		f.synced()
@@ -122,7 +122,7 @@ func TestAStopDuringASyncIsNoFailure(t *testing.T) {
 	})
 }
 
-// TestAServiceThatFailsIsLoggedOnce, and once when it does not fail any more.
+// A service port that fails is logged once, and once more when it no longer fails.
 func TestAServiceThatFailsIsLoggedOnce(t *testing.T) {
 	logged(t, func(t *testing.T, f *fixture, lines func() []string) {
 		f.OnServiceAdd(service("a", "10.0.0.1"))
@@ -176,7 +176,7 @@ func TestManyServicesThatFailAreCounted(t *testing.T) {
 	})
 }
 
-// TestABurstOfDamageIsLoggedOnce, and that it is repaired.
+// A burst of damage is logged once, and so is its repair.
 func TestABurstOfDamageIsLoggedOnce(t *testing.T) {
 	logged(t, func(t *testing.T, f *fixture, lines func() []string) {
 		f.synced()
@@ -194,8 +194,8 @@ func TestABurstOfDamageIsLoggedOnce(t *testing.T) {
 	})
 }
 
-// TestABurstOfDamageToAServicePortIsLoggedOnce, with who did it, and its repair too, also if that
-// fails at first.
+// A burst of damage to a service port is logged once, with the program that did it, and so is its repair, also if
+// the repair fails at first.
 func TestABurstOfDamageToAServicePortIsLoggedOnce(t *testing.T) {
 	const (
 		lineHit  = "warn service port was damaged, will be programmed again test/a:web"

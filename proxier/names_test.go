@@ -39,7 +39,7 @@ func TestThePresetsAreValidAndDiffer(t *testing.T) {
 	}
 }
 
-// TestChainPrefixesOfOthersAreRefused in any case, and those with a hyphen.
+// Chain prefixes of others are refused in upper and lower case, and so are prefixes with a hyphen.
 func TestChainPrefixesOfOthersAreRefused(t *testing.T) {
 	for prefix, valid := range map[string]bool{
 		"MINE": true, "SPL_MINE": true, "my.own": true, "LONGEST_POS": true, "TOO_LONG_BY1": false,

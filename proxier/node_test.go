@@ -13,8 +13,8 @@ import (
 	"github.com/serviceplane/serviceplane/runner"
 )
 
-// TestTheNodeIsWaitedFor if the configuration depends on unknown properties of the node: a
-// first sync without them would remove node ports, or masquerade pods.
+// The proxy waits for the node if the configuration depends on unknown properties of the node: a first sync without
+// them would remove node ports, or masquerade pods.
 func TestTheNodeIsWaitedFor(t *testing.T) {
 	addr, podCIDR := netip.MustParseAddr("192.0.2.1"), netip.MustParsePrefix("10.1.0.0/24")
 	node := changetracker.Node{Name: "here", Addresses: []netip.Addr{addr}, PodCIDRs: []netip.Prefix{podCIDR}}
@@ -56,8 +56,8 @@ func TestTheNodeIsWaitedFor(t *testing.T) {
 	}
 }
 
-// TestTheFirstSyncGoesOnWithoutTheNode after half a minute: Services work, a condition says what is
-// missing until the node comes, and the node's ports follow.
+// The first sync goes on without the node after half a minute. Services work, a condition says what is missing
+// until the node comes, and the node's ports follow.
 func TestTheFirstSyncGoesOnWithoutTheNode(t *testing.T) {
 	run(t, proxier.Config{NodePorts: proxier.NodePorts{Primary: true}}, func(t *testing.T, f *fixture) {
 		missing := func() bool {
@@ -88,7 +88,7 @@ func TestTheFirstSyncGoesOnWithoutTheNode(t *testing.T) {
 	})
 }
 
-// TestNodePortsAreAcceptedWhereAnyFieldSays, at localhost only if that is asked for.
+// Node ports are accepted where any field says, and at localhost only if a field asks for it.
 func TestNodePortsAreAcceptedWhereAnyFieldSays(t *testing.T) {
 	prefixes := func(texts ...string) (all []netip.Prefix) {
 		for _, text := range texts {

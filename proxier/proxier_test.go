@@ -21,7 +21,7 @@ import (
 	"github.com/serviceplane/serviceplane/runner"
 )
 
-// TestNothingIsWrittenBeforeBothAreSynced proves ENG-01.
+// Nothing is written before both are synced (ENG-01).
 func TestNothingIsWrittenBeforeBothAreSynced(t *testing.T) {
 	run(t, proxier.Config{}, func(t *testing.T, f *fixture) {
 		f.OnServiceAdd(service("a", "10.0.0.1"))
@@ -63,7 +63,7 @@ func TestSyncWaitsForWhatMustBeKnown(t *testing.T) {
 	})
 }
 
-// TestSyncOfAProxyThatHasEndedSaysSo, also if it was never ready.
+// Sync of a proxy that has ended says so, also if the proxy was never ready.
 func TestSyncOfAProxyThatHasEndedSaysSo(t *testing.T) {
 	p := newProxier(t, proxier.Deps{}, &fakeEngine{})
 	ctx, stop := context.WithCancel(t.Context())

@@ -28,7 +28,7 @@ func TestRepairsInARowCostATenth(t *testing.T) {
 	}
 }
 
-// TestARareDamageIsRepairedAtOnce, however often it occurs.
+// A rare damage is repaired at once, however often it occurs.
 func TestARareDamageIsRepairedAtOnce(t *testing.T) {
 	c, now := repairs{}, time.Now()
 	for i := range 20 {
@@ -44,7 +44,7 @@ func TestARareDamageIsRepairedAtOnce(t *testing.T) {
 	}
 }
 
-// TestARowOfRepairsEnds after a quiet time, and the next one begins without a pause.
+// A row of repairs ends after a quiet time, and the next one begins without a pause.
 func TestARowOfRepairsEnds(t *testing.T) {
 	c, began := repairs{}, time.Now()
 	now := began
@@ -69,8 +69,8 @@ func TestARowOfRepairsEnds(t *testing.T) {
 	}
 }
 
-// TestADataPlaneIsBrokenWhileDamageReturns: since the first of a row, so that short repairs between do
-// not hide it, and not when the last one is repaired.
+// A data plane is broken from the first damage of a row on, so that short repairs between do not hide it, and not
+// when the last damage is repaired.
 func TestADataPlaneIsBrokenWhileDamageReturns(t *testing.T) {
 	c, began := repairs{}, time.Now()
 	for now := began; now.Before(began.Add(time.Hour)); now = now.Add(time.Minute) {

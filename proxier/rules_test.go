@@ -31,8 +31,8 @@ func (planning) plan(u desired.Update) (string, error) {
 	return strings.Join(append(lines, "COMMIT"), "\n") + "\n", nil
 }
 
-// TestRulesOfOneService are those of its ports alone, with their headings, and without what is
-// there for no Service.
+// Rules of one Service are the rules of its ports alone, with their headings, and without what is there for no
+// Service.
 func TestRulesOfOneService(t *testing.T) {
 	deps := proxier.Deps{Wrap: func(family v1.IPFamily, e proxier.Engine) (proxier.Engine, error) {
 		inner, _ := e.(*fakeEngine)

@@ -84,9 +84,9 @@ func (e *engineOf) draws(state *changetracker.State) (all []draw) {
 	return all
 }
 
-// TestSendsIsWhatTheEngineHas, through changes of everything and refusals: each answer about an address,
-// asked for before or not, is what a look at all that the engine has gives. Without a question, it has the
-// endpoints that are not ready.
+// Sends is what the engine has, through changes of everything and refusals: each answer about an address, asked for
+// before or not, is what a look at all that the engine has gives. Without a question, it has the endpoints that are
+// not ready.
 func TestSendsIsWhatTheEngineHas(t *testing.T) {
 	for _, indexed := range []bool{false, true} {
 		t.Run(fmt.Sprintf("indexed=%v", indexed), func(t *testing.T) {

@@ -102,7 +102,7 @@ func TestVerifyComparesWhatIsProgrammed(t *testing.T) {
 	})
 }
 
-// TestVerifyListsTheFirstDifferences sorts them, and says how many there are.
+// Verify lists the first differences, sorted, and says how many there are.
 func TestVerifyListsTheFirstDifferences(t *testing.T) {
 	verifyIn(t, func(t *testing.T, f *fixture, e *verifying) {
 		f.synced()

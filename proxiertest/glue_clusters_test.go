@@ -44,7 +44,7 @@ func (c *clusterSet) left(cluster string) {
 	c.proxy.Trigger()
 }
 
-// TestGlueOfTwoClusters whose EndpointSlices and nodes have the same names, behind one clusterset IP.
+// One clusterset IP leads to two clusters that have EndpointSlices and nodes of the same names.
 func TestGlueOfTwoClusters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		engine := &proxiertest.RecordingEngine{}

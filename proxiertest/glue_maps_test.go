@@ -115,7 +115,7 @@ func (m *bpfMaps) forget(name changetracker.ServicePortName) {
 	delete(m.keys, name)
 }
 
-// TestGlueOfTrackersAlone: a program with maps of its own.
+// A program with maps of its own uses the trackers alone.
 func TestGlueOfTrackersAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, err := newBPFMaps(changetracker.Node{})

@@ -39,8 +39,8 @@ func serve(ctx context.Context, config nftables.Config, feed func(proxier.EventH
 	return <-ended
 }
 
-// TestGlueOfAProgramThatStartsItTwice in one process, with the same names: the second start
-// takes over the objects of the first one, and no goroutine remains.
+// A program starts the glue twice in one process, with the same names: the second start takes over the objects of
+// the first one, and no goroutine remains.
 func TestGlueOfAProgramThatStartsItTwice(t *testing.T) {
 	ns := netnstest.New(t)
 	config := nftables.Config{Config: proxier.Config{

@@ -10,7 +10,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// TestAFailureNamesTheDependencyThatIsNil, if the scenario needs it.
+// A failure names the dependency that is nil, if the scenario needs it.
 func TestAFailureNamesTheDependencyThatIsNil(t *testing.T) {
 	config := proxier.Config{Families: []v1.IPFamily{v1.IPv4Protocol}}
 	named := 0

@@ -218,7 +218,7 @@ const (
 	silentPort = 8081
 	// servicePort is where the router serves, as a cloud's load balancer.
 	servicePort = 80
-	// hostPort, in the range of node ports, is where a process of the node serves. None
+	// hostPort is where a process of the node serves, in the range of node ports. None
 	// serves at idleHostPort.
 	hostPort, idleHostPort = 31999, 31998
 	podsOfAKind            = 3
