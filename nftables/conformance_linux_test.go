@@ -45,12 +45,12 @@ func TestTraceAgreesWithExplain(t *testing.T) {
 	proxiertest.Traces(t, chance.Few(100, 200), 0, proxier.DefaultNames(), provider)
 }
 
-// TestCounts counts connections exactly.
+// Connections are counted exactly.
 func TestCounts(t *testing.T) {
 	proxiertest.ConnectionCounts(t, provider)
 }
 
-// TestTraffic counts packets and bytes exactly.
+// Packets and bytes are counted exactly.
 func TestTraffic(t *testing.T) {
 	proxiertest.TrafficCounts(t, provider)
 }

@@ -151,7 +151,7 @@ func bothFamilies(t *testing.T, test func(w *fastWorld)) {
 	}
 }
 
-// TestEstablishedFlowsSkipTheRules of others: those of Services that ask for it, and no others.
+// Established flows of Services that ask for it skip the rules of others, and no other flows do.
 func TestEstablishedFlowsSkipTheRules(t *testing.T) {
 	bothFamilies(t, func(w *fastWorld) {
 		vip, other := w.at("10.96.0.1", "fd00:10:96::1"), w.at("10.96.0.2", "fd00:10:96::2")

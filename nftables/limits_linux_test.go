@@ -20,8 +20,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// TestMoreEndpointsThanTheRulesTakeAreAProblem, one for the service port and one line in the log,
-// however often its endpoints change, and none when there are fewer.
+// More endpoints than the rules take are a problem: one for the service port and one line in the log, however often
+// its endpoints change, and none when there are fewer.
 func TestMoreEndpointsThanTheRulesTakeAreAProblem(t *testing.T) {
 	core, logs := observer.New(zap.WarnLevel)
 	config := nftables.Config{Config: proxier.Config{NetNS: netnstest.New(t).Path(), Families: []v1.IPFamily{v1.IPv4Protocol}}}
@@ -93,7 +93,7 @@ func TestTheLongestNameOfATable(t *testing.T) {
 	}
 }
 
-// TestASetOfAnotherProgramIsNotCounted, although it has the name of ours and shorter keys.
+// A set of another program is not counted, although it has the name of ours and shorter keys.
 func TestASetOfAnotherProgramIsNotCounted(t *testing.T) {
 	ns := netnstest.New(t)
 	config := nftables.Config{Config: proxier.Config{NetNS: ns.Path(), Families: []v1.IPFamily{v1.IPv4Protocol}, CountConnections: true}}

@@ -128,8 +128,8 @@ func TestALateAnswerIsNoAnswer(t *testing.T) {
 	})
 }
 
-// TestACallWithoutAnAnswerEnds, when its time is over or its context ends, and the next one on the
-// same socket succeeds. The kernel does not answer NLMSG_NOOP.
+// A call without an answer ends when its time is over or its context ends, and the next call on the same socket
+// succeeds. The kernel does not answer NLMSG_NOOP.
 func TestACallWithoutAnAnswerEnds(t *testing.T) {
 	t.Parallel()
 	nothing := func() *Batch {

@@ -17,7 +17,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/nft"
 )
 
-// BenchmarkReading reads the endpoints by a dump, and by key: by this, askFrom was chosen.
+// BenchmarkReading measures reading the endpoints by a dump and by key: askFrom comes from it.
 func BenchmarkReading(b *testing.B) {
 	sizes := []int{100}
 	if os.Getenv(benchFull) == "1" {

@@ -178,8 +178,8 @@ func (m model) udp() model {
 	return m
 }
 
-// TestConnectionsAreCountedExactly over any history of partial and full syncs, with weights,
-// consistent hashes, session affinity and every kind of frontend. A restart begins at zero.
+// Connections are counted exactly over any history of partial and full syncs, with weights, consistent hashes,
+// session affinity and every kind of frontend. A restart begins at zero.
 func TestConnectionsAreCountedExactly(t *testing.T) {
 	bothFamilies(t, func(t *testing.T, w *world) {
 		c, m := newCounted(t, w), w.udp(30)
@@ -373,8 +373,8 @@ func (c *counted) counters() string {
 	return ipKeyword(c.w.family) + " serviceplane " + setName(setEndpointCounters)
 }
 
-// TestSettingOfCountsTakesEffectAtOnce with the table of another setting, and without counts
-// nothing is left in the table that costs.
+// The setting of counts takes effect at once, also on the table of another setting. Without counts, nothing that
+// costs stays in the table.
 func TestSettingOfCountsTakesEffectAtOnce(t *testing.T) {
 	bothFamilies(t, func(t *testing.T, w *world) {
 		c, m := newCounted(t, w), w.udp(20)
@@ -398,7 +398,7 @@ func TestSettingOfCountsTakesEffectAtOnce(t *testing.T) {
 	})
 }
 
-// TestWithoutRoomForCountersConnectionsWork, and those of other endpoints are still counted.
+// Connections work when there is no room for counters, and connections to other endpoints are still counted.
 func TestWithoutRoomForCountersConnectionsWork(t *testing.T) {
 	bothFamilies(t, func(t *testing.T, w *world) {
 		c, m := newCounted(t, w), model{}

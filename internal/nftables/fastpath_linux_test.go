@@ -52,7 +52,7 @@ func TestAKernelWithoutFlowtables(t *testing.T) {
 	t.Errorf("log %v, want an UnsupportedError", lines[0].Context)
 }
 
-// TestThePlanHasTheFastPath: without a kernel.
+// The plan has the fast path, without a kernel.
 func TestThePlanHasTheFastPath(t *testing.T) {
 	w := &world{rand: rand.New(rand.NewPCG(1, 0)), family: v1.IPv4Protocol}
 	m := verified(w)

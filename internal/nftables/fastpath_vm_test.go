@@ -211,7 +211,7 @@ func TestDevicesOfTheFastPathFollowLinks(t *testing.T) {
 	})
 }
 
-// TestManyDevices: more than one message may name.
+// The fast path has more devices than one message may name.
 func TestManyDevices(t *testing.T) {
 	bothFamilies(t, func(t *testing.T, w *world) {
 		const n = devicesOfMessage + 72 // longer than the first page of a dump too

@@ -20,8 +20,8 @@ import (
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 )
 
-// TestSharesFollowWeights: exactly with few slots, otherwise within one slot, but that every
-// endpoint has one. The numbers of slots are few, and within the bound of a service port.
+// Shares follow the weights exactly with few slots, otherwise within one slot, but every endpoint has one. The
+// numbers of slots are few, and within the bound of a service port.
 func TestSharesFollowWeights(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 1))
 	sizes := map[int]bool{}
@@ -130,8 +130,8 @@ func (w *world) balanced(endpoints int, policy changetracker.Balancing) *desired
 	return s
 }
 
-// TestOnlyChangedSlotsAreWritten: a deletion and an addition for each, and at most a new
-// chain and the number of slots of the frontend.
+// Each changed slot costs a deletion and an addition, and at most a new chain and the number of slots of the
+// frontend.
 func TestOnlyChangedSlotsAreWritten(t *testing.T) {
 	bothFamilies(t, func(t *testing.T, w *world) {
 		weighted := func(weights ...uint16) *desired.Service {
@@ -302,7 +302,7 @@ func TestAFlipAmongManyCostsLittle(t *testing.T) {
 	mustWriteNothing(t, e, m.full(w), "full sync")
 }
 
-// BenchmarkHuge flips one endpoint among many in the kernel.
+// BenchmarkHuge measures the change of one endpoint among many in the kernel.
 func BenchmarkHuge(b *testing.B) {
 	w := &world{family: v1.IPv4Protocol}
 	for _, size := range []int{100, 5_000, 50_000} {

@@ -147,7 +147,7 @@ func TestVerifyNamesEachDamage(t *testing.T) {
 	})
 }
 
-// TestCatchAllsAreFoundAndRemoved: elements that match what no other does, in sets of each kind.
+// Elements that match what no other does are found and removed, in sets of each kind.
 func TestCatchAllsAreFoundAndRemoved(t *testing.T) {
 	bothFamilies(t, func(t *testing.T, w *world) {
 		ns := netnstest.New(t)

@@ -94,8 +94,7 @@ func TestDamageByOthersIsNoticedAndRepaired(t *testing.T) {
 	}
 }
 
-// TestWhatIsNoDamage checks that our own writes, few or many, writes by packets, and
-// foreign tables do not count.
+// What is no damage does not count: our own writes, few or many, writes by packets, and foreign tables.
 func TestWhatIsNoDamage(t *testing.T) {
 	t.Parallel()
 	w := startWatched(t, 2000) // more than loadWrites

@@ -51,7 +51,7 @@ func TestAHeaderInsideTheTransport(t *testing.T) {
 	}
 }
 
-// TestAnElementWithSeveralExpressions has all of them in its text.
+// The text of an element has all of its expressions.
 func TestAnElementWithSeveralExpressions(t *testing.T) {
 	t.Parallel()
 	counter := expression(t, "counter", func(*netlink.AttributeEncoder) {})

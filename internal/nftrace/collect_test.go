@@ -25,7 +25,7 @@ func dropping(e event) event {
 	return e
 }
 
-// TestPacketsAreCollected from events, of which many are about packets of others.
+// Packets are collected from events, of which many are about packets of others.
 func TestPacketsAreCollected(t *testing.T) {
 	t.Parallel()
 	const own = "own"

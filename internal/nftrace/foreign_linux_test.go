@@ -108,8 +108,8 @@ var planters = map[string]func(w *world, hook string, family v1.IPFamily) (c cha
 	},
 }
 
-// TestADropInEachHookIsNamed: with table, chain, and the rule as nft prints it, for packets from
-// pods, from the node and from outside.
+// A drop in each hook is named with table, chain, and the rule as nft prints it, for packets from pods, from the
+// node and from outside.
 func TestADropInEachHookIsNamed(t *testing.T) {
 	for name, engine := range engines {
 		t.Run(name, func(t *testing.T) {
@@ -191,7 +191,7 @@ func TestRulesOfLegacyCannotBeSeen(t *testing.T) {
 	}
 }
 
-// TestAPacketWithoutARouteIsLost between two hooks.
+// A packet without a route is lost between two hooks.
 func TestAPacketWithoutARouteIsLost(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, engines["nftables"])

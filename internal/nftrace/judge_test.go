@@ -87,7 +87,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// TestWhatAnEndpointAnswersIsAHint, and does not change whether the packet went as explained.
+// The answer of an endpoint is a hint. It does not change whether the packet went as explained.
 func TestWhatAnEndpointAnswersIsAHint(t *testing.T) {
 	t.Parallel()
 	packets := []TracedPacket{{Hops: []Hop{hop("prerouting", client, vip), hop("postrouting$", client, pod)}}}
@@ -99,7 +99,7 @@ func TestWhatAnEndpointAnswersIsAHint(t *testing.T) {
 	}
 }
 
-// TestTheFirstPacketThatDisagreesIsShown of several.
+// Of several packets, the first one that disagrees is shown.
 func TestTheFirstPacketThatDisagreesIsShown(t *testing.T) {
 	t.Parallel()
 	good := TracedPacket{Hops: []Hop{hop("prerouting", client, vip), hop("postrouting$", client, pod)}}

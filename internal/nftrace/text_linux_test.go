@@ -50,8 +50,7 @@ func shellIn(t *testing.T, ns *netns.NS, script string) (out string) {
 // chainOf is a chain.
 type chainOf struct{ family, table, chain string }
 
-// TestRulesArePrintedLikeNFT: those of firewalls, one by one, as nft lists them. What the printer
-// does not know, it says.
+// Rules of firewalls are printed one by one as nft lists them. What the printer does not know, it says.
 func TestRulesArePrintedLikeNFT(t *testing.T) {
 	t.Parallel()
 	ns := netnstest.New(t)
@@ -62,7 +61,7 @@ func TestRulesArePrintedLikeNFT(t *testing.T) {
 	})
 }
 
-// TestRulesOfIPTablesArePrintedLikeNFT, which translates the extensions that it knows.
+// Rules of iptables are printed as nft prints them: nft translates the extensions that it knows.
 func TestRulesOfIPTablesArePrintedLikeNFT(t *testing.T) {
 	t.Parallel()
 	ns := netnstest.New(t)
@@ -130,7 +129,7 @@ func mustCompare(t *testing.T, run func(script string) string, netNS string, in 
 	return known, len(want)
 }
 
-// TestOwnRulesArePrintedLikeNFT: every rule of the engines.
+// Every rule of the engines is printed as nft prints it.
 func TestOwnRulesArePrintedLikeNFT(t *testing.T) {
 	for name, engine := range engines {
 		t.Run(name, func(t *testing.T) {

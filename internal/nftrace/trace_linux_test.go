@@ -33,7 +33,7 @@ func (w *world) ask(network string, to netip.AddrPort) {
 	_, _ = w.Client.Ask(w.t.Context(), network, to, proxiertest.AskOptions{Timeout: 10 * time.Second})
 }
 
-// TestOnlyPacketsThatMatchAreTraced, up to the limit. The trace ends with the last one.
+// Only packets that match are traced, up to the limit. The trace ends with the last one.
 func TestOnlyPacketsThatMatchAreTraced(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -70,7 +70,7 @@ func TestOnlyPacketsThatMatchAreTraced(t *testing.T) {
 	}
 }
 
-// TestATraceEndsWithItsTimeout or its context, if no packet comes.
+// A trace ends with its timeout or its context, if no packet comes.
 func TestATraceEndsWithItsTimeout(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -87,7 +87,7 @@ func TestATraceEndsWithItsTimeout(t *testing.T) {
 	}
 }
 
-// TestTracesAtOnce see their own packets only.
+// Traces at once see only their own packets.
 func TestTracesAtOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -107,7 +107,7 @@ func TestTracesAtOnce(t *testing.T) {
 	tracing.Wait()
 }
 
-// TestAPacketOfTheNodeToItself arrives again through lo, and is one packet.
+// A packet of the node to itself arrives again through lo, and is one packet.
 func TestAPacketOfTheNodeToItself(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -123,7 +123,7 @@ func TestAPacketOfTheNodeToItself(t *testing.T) {
 	}
 }
 
-// TestWhatCannotBeSent is an error that says why.
+// An error says why a packet cannot be sent.
 func TestWhatCannotBeSent(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
