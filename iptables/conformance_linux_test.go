@@ -34,8 +34,7 @@ func TestPacketsWithLegacy(t *testing.T) {
 	proxiertest.Conformance(t, deviations(), provider(iptables.VariantLegacy, proxier.DefaultNames()))
 }
 
-// TestCounts with rules that translate in the chain of the service port, and in chains of
-// endpoints.
+// Counts are right with rules that translate in the chain of the service port, and in chains of endpoints.
 func TestCounts(t *testing.T) {
 	t.Parallel()
 	for _, variant := range []iptables.Variant{iptables.VariantNFT, iptables.VariantLegacy} {
@@ -48,7 +47,7 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// TestTraffic counts packets and bytes exactly.
+// Packets and bytes are counted exactly.
 func TestTraffic(t *testing.T) {
 	t.Parallel()
 	for _, variant := range []iptables.Variant{iptables.VariantNFT, iptables.VariantLegacy} {
@@ -74,7 +73,7 @@ func TestTraceAgreesWithExplainOfNFT(t *testing.T) {
 	proxiertest.Traces(t, chance.Few(100, 200), 0, proxier.DefaultNames(), provider(iptables.VariantNFT, proxier.DefaultNames()))
 }
 
-// TestTraceAgreesWithExplainOfLegacy although the rules that stop packets cannot be seen.
+// The trace agrees with Explain in the legacy variant, although the rules that stop packets cannot be seen.
 func TestTraceAgreesWithExplainOfLegacy(t *testing.T) {
 	t.Parallel()
 	proxiertest.Traces(t, 80, 0, proxier.DefaultNames(), provider(iptables.VariantLegacy, proxier.DefaultNames()))

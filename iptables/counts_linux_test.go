@@ -106,9 +106,9 @@ func eachCountedNode(t *testing.T, test func(t *testing.T, c *countedNode)) {
 	}
 }
 
-// TestCountsBesideWrites: connections, readings, syncs that replace endpoints, and other programs
-// that write the same table, all at once. No number falls, and none is too large. The nft variant
-// loses nothing; the legacy variant loses some, at most while it writes.
+// Connections, readings, syncs that replace endpoints, and other programs that write the same table run all at
+// once. No number falls, and none is too large. The nft variant loses nothing; the legacy variant loses some, at
+// most while it writes.
 func TestCountsBesideWrites(t *testing.T) {
 	t.Parallel()
 	eachCountedNode(t, func(t *testing.T, c *countedNode) {
@@ -179,8 +179,8 @@ func (c *countedNode) runOther(tb testing.TB, args ...string) {
 	}))
 }
 
-// TestCountsAfterDamage by another program: it deletes rules and chains. With the nft variant
-// nothing is lost, with the legacy variant what was not read before.
+// Counts survive damage by another program, which deletes rules and chains. With the nft variant nothing is lost,
+// with the legacy variant what was not read before.
 func TestCountsAfterDamage(t *testing.T) {
 	t.Parallel()
 	eachCountedNode(t, func(t *testing.T, c *countedNode) {

@@ -226,7 +226,7 @@ func TestAProgramThatFailsIsNotMissing(t *testing.T) {
 	}
 }
 
-// TestARuleWithoutMemoryIsNotMissing has what the programs of iptables 1.8.9 print.
+// TestARuleWithoutMemoryIsNotMissing plays the messages of the programs of iptables 1.8.9.
 func TestARuleWithoutMemoryIsNotMissing(t *testing.T) {
 	for text, missing := range map[string]bool{
 		"line 4: RULE_APPEND failed (Cannot allocate memory): rule in chain X":    false,

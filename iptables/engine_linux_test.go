@@ -245,8 +245,8 @@ func bytesWritten(p *proxier.Proxier, since time.Time) (sum int) {
 	return sum
 }
 
-// TestDamageIsRepaired, while the rules of other programs keep their order. That each kind
-// of damage is detected is for TestWatcherDetectsDamage.
+// Damage is repaired, while the rules of other programs keep their order. TestWatcherDetectsDamage is for the
+// detection of each kind of damage.
 func TestDamageIsRepaired(t *testing.T) {
 	everyVariant(t, func(t *testing.T, w *world) {
 		w.iptables("-t", "nat", "-A", "OUTPUT", "-d", "192.0.2.99/32", "-m", "comment", "--comment", "of another program", "-j", "RETURN")
@@ -270,7 +270,7 @@ func TestDamageIsRepaired(t *testing.T) {
 	})
 }
 
-// TestCleanupKeepsRulesOfOtherPrograms, in both variants, byte for byte.
+// A cleanup keeps the rules of other programs, in both variants, byte for byte.
 func TestCleanupKeepsRulesOfOtherPrograms(t *testing.T) {
 	everyVariant(t, func(t *testing.T, w *world) {
 		w.iptables("-t", "nat", "-N", "KUBE-HOSTPORTS")
@@ -396,7 +396,7 @@ func TestSyncsFailWhileTheLockIsHeld(t *testing.T) {
 	poll.Until(t, "the Services are programmed", func() bool { return strings.Contains(w.save(), "test/web-4") })
 }
 
-// TestInvalidPacketsAreDropped, unless configured otherwise: PKT-83.
+// Invalid packets are dropped, unless configured otherwise: PKT-83.
 func TestInvalidPacketsAreDropped(t *testing.T) {
 	w := &world{t, netnstest.New(t), VariantNFT, proxier.KubeProxyNames()}
 	drops := func() bool { return strings.Contains(w.iptables("-S", "KUBE-FORWARD"), "--ctstate INVALID ") }
@@ -443,8 +443,8 @@ func picky(t *testing.T, variant Variant, pattern string) (dir string) {
 	return dir
 }
 
-// TestAServiceThatIsRefusedIsSetAside, while all others are programmed. When iptables-restore takes it, it
-// is programmed too, also while events never pause.
+// A Service that iptables-restore refuses is set aside, while all others are programmed. When iptables-restore
+// takes it, it is programmed too, also while events never pause.
 func TestAServiceThatIsRefusedIsSetAside(t *testing.T) {
 	for names, pattern := range map[string]string{"its line": "A .*test/bad:", "COMMIT": "COMMIT"} {
 		t.Run(names, func(t *testing.T) {

@@ -265,7 +265,7 @@ func TestRulesOfEachBehaviour(t *testing.T) {
 	}
 }
 
-// TestSavedRulesEqualRestoredRules, so that the engine can compare them as text.
+// Saved rules equal restored rules, so that the engine can compare rules as text.
 func TestSavedRulesEqualRestoredRules(t *testing.T) {
 	for _, variant := range []Variant{VariantNFT, VariantLegacy} {
 		t.Run(string(variant), func(t *testing.T) {

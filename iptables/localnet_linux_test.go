@@ -100,8 +100,8 @@ func (b *intruder) setting(want string) {
 	}
 }
 
-// TestOtherHostsNeverReachLoopbackAddresses: while node ports are accepted there, when that
-// ends in any way, and afterwards. What an administrator has set for one interface opens that again.
+// Other hosts reach no loopback address while node ports are accepted there, when that ends in any way, and
+// afterwards. What an administrator has set for one interface opens that again.
 func TestOtherHostsNeverReachLoopbackAddresses(t *testing.T) {
 	away := func(c *Config) { c.LocalhostNodePorts = false }
 	cleanup := func(b *intruder, p *proxier.Proxier) {
@@ -184,8 +184,8 @@ func (b *intruder) startOpen(setting string) (p *proxier.Proxier, stop func()) {
 	return p, stop
 }
 
-// TestTheRecordOfAnEarlierProcessIsWrittenAgain after another program has flushed it: the
-// clean-up restores the setting.
+// The record of an earlier process is written again after another program has flushed it: the clean-up restores the
+// setting.
 func TestTheRecordOfAnEarlierProcessIsWrittenAgain(t *testing.T) {
 	t.Parallel()
 	for _, variant := range []Variant{VariantNFT, VariantLegacy} {

@@ -112,7 +112,7 @@ func everyName(n chainNames) []string {
 	return all
 }
 
-// TestInstancesShareNoNames, for any two names of instances and any form of name.
+// Instances share no names, for any two names of instances and any form of name.
 func TestInstancesShareNoNames(t *testing.T) {
 	instances := []proxier.Names{proxier.DefaultNames(), proxier.KubeProxyNames()}
 	words := []string{

@@ -114,7 +114,7 @@ func (s *sharedNode) others() string {
 	return strings.Join(all, "\n")
 }
 
-// TestRulesOfOtherProgramsStay exactly as they are, and CRI-O's host ports keep working.
+// Rules of other programs stay exactly as they are, and CRI-O's host ports keep working.
 func TestRulesOfOtherProgramsStay(t *testing.T) {
 	instances := []proxier.Names{proxier.KubeProxyNames(), proxier.DefaultNames()}
 	for _, name := range []string{"edge", "edge-fw", "kube", "docker"} {

@@ -24,8 +24,8 @@ func (w *world) knowsNFAcct() bool {
 	return acct{w.ns.Path()}.ensure("probe") == nil && w.try("-A", "OUTPUT", "-d", "192.0.2.99", "-m", "nfacct", "--nfacct-name", "probe") == nil
 }
 
-// TestConnectionsToLocalhostNodePortsAreCounted by the kernel, and others are not. The
-// count survives the engine, and ends with a clean-up (MET-23).
+// The kernel counts connections to localhost node ports and no others. The count survives the engine, and ends with
+// a clean-up (MET-23).
 func TestConnectionsToLocalhostNodePortsAreCounted(t *testing.T) {
 	everyVariant(t, func(t *testing.T, w *world) {
 		netnstest.Serve(t, w.ns, "pod", 8080)

@@ -536,7 +536,7 @@ func allReachable(t *testing.T, kernel tables, m *model) {
 	}
 }
 
-// TestAChangeTouchesFewChains, however many Services there are.
+// A change touches few chains, however many Services there are.
 func TestAChangeTouchesFewChains(t *testing.T) {
 	const services, changes, most = 3000, 500, 60
 	random := &randomServices{rand.New(rand.NewPCG(5, 6)), map[int]int{}}

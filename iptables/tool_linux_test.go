@@ -107,7 +107,7 @@ func TestOpenLeavesNoScratchChain(t *testing.T) {
 	})
 }
 
-// TestCleanupDeletesTheScratchChain of a process that died while it started.
+// A cleanup deletes the scratch chain of a process that died while it started.
 func TestCleanupDeletesTheScratchChain(t *testing.T) {
 	for _, variant := range []Variant{VariantNFT, VariantLegacy} {
 		w := &world{t, netnstest.New(t), variant, proxier.DefaultNames()}

@@ -113,7 +113,7 @@ func TestTreeAfterAnyHistory(t *testing.T) {
 	}
 }
 
-// TestPacketsFindTheirLeaf through the rules of inner chains, in few rules.
+// Packets find their leaf through few rules of the inner chains.
 func TestPacketsFindTheirLeaf(t *testing.T) {
 	dice := rand.New(rand.NewPCG(3, 4))
 	tr := newTree("ROOT", "T-", v4Bits)

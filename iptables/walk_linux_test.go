@@ -94,8 +94,7 @@ func (w *walk) meets(r rule) bool {
 // walker is the only address of the node.
 const walker = "192.0.2.1"
 
-// TestAFirstPacketPassesFewRules among 10,000 Services: at most 200 rules of OUTPUT and
-// POSTROUTING in both tables.
+// A first packet among 10,000 Services passes at most 200 rules of OUTPUT and POSTROUTING in both tables.
 func TestAFirstPacketPassesFewRules(t *testing.T) {
 	const services, packets = 10000, 100 // of each kind
 	ns, peer := netnstest.New(t), netnstest.New(t)

@@ -300,7 +300,7 @@ func TestWatcherOutsideOfAnyNamespaceFails(t *testing.T) {
 	}
 }
 
-// BenchmarkCheck has 5,000 Services of ten endpoints.
+// BenchmarkCheck measures a check of the rules of 5,000 Services of ten endpoints.
 func BenchmarkCheck(b *testing.B) {
 	for _, v := range []Variant{VariantNFT, VariantLegacy} {
 		ns := netnstest.New(b)

@@ -42,7 +42,7 @@ func addShares(plan *portPlan, chain string, share float64, into map[netip.AddrP
 	}
 }
 
-// TestProbabilitiesFollowWeights, through groups, chains of endpoints and session affinity.
+// Probabilities follow the weights, through groups, chains of endpoints and session affinity.
 func TestProbabilitiesFollowWeights(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for _, names := range []proxier.Names{{}, proxier.KubeProxyNames()} {
