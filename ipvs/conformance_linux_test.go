@@ -46,17 +46,17 @@ func TestExplainAgreesWithPackets(t *testing.T) {
 	proxiertest.Explanations(t, chance.Few(512, 1024), 0, provider(0))
 }
 
-// TestTraceAgreesWithExplain although IPVS, and no rule, translates the packets.
+// The trace agrees with Explain, although IPVS translates the packets, and no rule does.
 func TestTraceAgreesWithExplain(t *testing.T) {
 	proxiertest.Traces(t, 80, 0, proxier.DefaultNames(), provider(0))
 }
 
-// TestCounts counts connections exactly.
+// Connections are counted exactly.
 func TestCounts(t *testing.T) {
 	proxiertest.ConnectionCounts(t, provider(0))
 }
 
-// TestTraffic counts packets and bytes exactly.
+// Packets and bytes are counted exactly.
 func TestTraffic(t *testing.T) {
 	proxiertest.TrafficCounts(t, provider(0))
 }

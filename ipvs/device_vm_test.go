@@ -161,7 +161,7 @@ func (b bare) cleansUp(names proxier.Names) {
 	}
 }
 
-// TestBothFamiliesMakeOneDevice at the same time, and a second process recognizes it.
+// Both families make one device at the same time, and a second process recognizes it.
 func TestBothFamiliesMakeOneDevice(t *testing.T) {
 	b := bare{t, netnstest.New(t).Path()}
 	names := proxier.DefaultNames()

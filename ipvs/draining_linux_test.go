@@ -10,7 +10,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// TestAVIPStaysWhileItsConnectionsDrain (PKT-80).
+// A VIP stays while its connections drain (PKT-80).
 func TestAVIPStaysWhileItsConnectionsDrain(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode()
@@ -43,8 +43,8 @@ func TestASuccessorFinishesDraining(t *testing.T) {
 	n.mustHold(t, webVIP+":80/TCP="+pod1+"*1")
 }
 
-// TestRulesRefuseDrainingServers until they are deleted, because of the VIP's other ports and
-// of a successor. A service port can take such a virtual server back.
+// Rules refuse new connections to draining servers until the servers are deleted, because of the VIP's other ports
+// and of a successor. A service port can take such a virtual server back.
 func TestRulesRefuseDrainingServers(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode()

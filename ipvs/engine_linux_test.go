@@ -87,8 +87,7 @@ func TestRulesComeFirstAndAddressesBeforeVirtualServers(t *testing.T) {
 	n.mustSee(t, "delete real 198.51.100.1:80/TCP -> "+pod1, "delete 198.51.100.1:80/TCP", "remove address "+webVIP, "rules")
 }
 
-// TestAPolicyWithoutEndpointsCutsNoConnection of TCP or UDP, while the endpoint is serving
-// (PKT-80, PKT-81).
+// A policy without endpoints cuts no connection of TCP or UDP while the endpoint is serving (PKT-80, PKT-81).
 func TestAPolicyWithoutEndpointsCutsNoConnection(t *testing.T) {
 	t.Parallel()
 	for _, protocol := range []desired.Protocol{desired.TCP, desired.UDP} {
@@ -172,7 +171,7 @@ func cluster(n int) []*desired.Service {
 	return all
 }
 
-// TestTheSameFullUpdateAgainWritesNothing, in the same process and in the next.
+// The same full Update again writes nothing, in the same process and in the next.
 func TestTheSameFullUpdateAgainWritesNothing(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode()
@@ -189,7 +188,7 @@ func TestTheSameFullUpdateAgainWritesNothing(t *testing.T) {
 	}
 }
 
-// TestForeignObjectsStay after full syncs, repairs and Cleanup.
+// Foreign objects stay after full syncs, repairs and Cleanup.
 func TestForeignObjectsStay(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode()
@@ -336,8 +335,7 @@ func recovers(t *testing.T, what string, n *node, e *Engine, err error, u desire
 	}
 }
 
-// TestAnOldVIPIsRemoved with the last of its connections, and not while another service port
-// has it.
+// An old VIP is removed with the last of its connections, and not while another service port has it.
 func TestAnOldVIPIsRemoved(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode()
@@ -352,7 +350,7 @@ func TestAnOldVIPIsRemoved(t *testing.T) {
 	n.mustBind(t, "198.51.100.9", dnsVIP)
 }
 
-// TestADeletedDeviceIsRecreated with its addresses.
+// A deleted device is created again with its addresses.
 func TestADeletedDeviceIsRecreated(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode()
@@ -382,8 +380,7 @@ func TestExcludedRangesStay(t *testing.T) {
 	n.mustBind(t, webVIP, stranger)
 }
 
-// TestNodePortsFollowTheNodesAddresses (NODE-04): a change is damage, and the repair writes
-// the virtual servers.
+// Node ports follow the node's addresses (NODE-04): a change is damage, and the repair writes the virtual servers.
 func TestNodePortsFollowTheNodesAddresses(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode()
@@ -434,8 +431,8 @@ func addrUpdate(addr string, link int, isNew bool) netlinkx.AddrChange {
 	return netlinkx.AddrChange{Addr: netip.MustParseAddr(addr), Link: link, New: isNew}
 }
 
-// TestAVIPHasPrecedenceOverANodePort if it is an address of the node, in any order of
-// creation. When the VIP is removed, the node port gets the virtual server.
+// A VIP has precedence over a node port if it is an address of the node, in any order of creation. When the VIP is
+// removed, the node port gets the virtual server.
 func TestAVIPHasPrecedenceOverANodePort(t *testing.T) {
 	t.Parallel()
 	vip := withFrontend(service("vip", webVIP, pod1), desired.ExternalIP, nodeAddr, 30080)
@@ -468,7 +465,7 @@ func TestAVIPHasPrecedenceOverANodePort(t *testing.T) {
 	}
 }
 
-// TestAFailedCleanupKeepsTheRules, because the next one needs them to recognize virtual servers.
+// A failed cleanup keeps the rules, because the next cleanup needs them to recognize virtual servers.
 func TestAFailedCleanupKeepsTheRules(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode()
@@ -484,7 +481,7 @@ func TestAFailedCleanupKeepsTheRules(t *testing.T) {
 	n.mustHold(t)
 }
 
-// TestAFailedStartClosesEverything, and returns the error.
+// A failed start closes everything and returns the error.
 func TestAFailedStartClosesEverything(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode()

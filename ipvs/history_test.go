@@ -59,7 +59,7 @@ func mhTable(reals []netip.AddrPort) []netip.AddrPort {
 	}
 }
 
-// TestHistoryChangesFewSlots: the shares that doc.go and proxiertest.Features promise.
+// A change moves no more slots than doc.go and proxiertest.Features promise.
 func TestHistoryChangesFewSlots(t *testing.T) {
 	t.Parallel()
 	dice := rand.New(rand.NewPCG(1, 2))

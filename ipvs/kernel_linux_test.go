@@ -253,8 +253,8 @@ func TestTheLastEndpointGoes(t *testing.T) {
 	}
 }
 
-// TestObjectsOfOtherProgramsStay after sync, repair and clean-up: virtual servers and addresses
-// (W-V2). An external IP that is the node's own address works, and the node keeps its ports.
+// Objects of other programs stay after sync, repair and clean-up: virtual servers and addresses (W-V2). An external
+// IP that is the node's own address works, and the node keeps its ports.
 func TestObjectsOfOtherProgramsStay(t *testing.T) {
 	n := newNode(t)
 	main := n.world.Node.Addr(v1.IPv4Protocol)
@@ -422,8 +422,8 @@ func (n *node) open() *proxiertest.Conn {
 	return flow
 }
 
-// TestOneChangeIsOneExchange among 2,000 Services: adding an endpoint takes one message to the
-// kernel, replacing one takes two, and a restart writes nothing.
+// One change is one exchange among 2,000 Services: adding an endpoint takes one message to the kernel, replacing
+// one takes two, and a restart writes nothing.
 func TestOneChangeIsOneExchange(t *testing.T) {
 	const services = 2000
 	n := newNode(t)

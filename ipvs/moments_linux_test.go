@@ -65,7 +65,7 @@ type moments struct {
 	during []outcomes
 }
 
-// outcomes of packets, each an endpoint of these or "program", "pass" or "refused".
+// outcomes are the results of packets, each an endpoint of these or "program", "pass" or "refused".
 type outcomes map[momentPacket][]string
 
 type momentPacket struct {

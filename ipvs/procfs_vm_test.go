@@ -16,9 +16,8 @@ import (
 	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
-// TestListFastReturnsWhatListDoes, without timeouts and most flags, for both IP families and
-// beside virtual servers of other programs. It may be incomplete while the network namespaces
-// of earlier tests exist.
+// ListFast returns what List does, without timeouts and most flags, for both IP families and beside virtual servers
+// of other programs. It may be incomplete while the network namespaces of earlier tests exist.
 func TestListFastReturnsWhatListDoes(t *testing.T) {
 	b := bare{t, netnstest.New(t).Path()}
 	dice := rand.New(rand.NewPCG(1, 2))
@@ -55,7 +54,7 @@ func TestListFastReturnsWhatListDoes(t *testing.T) {
 	}
 }
 
-// TestOtherNamespacesHideNoDamage, although the kernel then omits virtual servers.
+// Other namespaces hide no damage, although the kernel then omits virtual servers.
 func TestOtherNamespacesHideNoDamage(t *testing.T) {
 	var kernels []*netlinkKernel
 	for range 2 {

@@ -12,8 +12,8 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// TestARestartWritesNothing after any history, in any order of service ports, also if a VIP of
-// one is a node port of another. The rules refuse the same frontends as before.
+// A restart writes nothing after any history, in any order of service ports, also if a VIP of one is a node port of
+// another. The rules refuse the same frontends as before.
 func TestARestartWritesNothing(t *testing.T) {
 	t.Parallel()
 	seed := uint64(time.Now().UnixNano())

@@ -72,8 +72,8 @@ func TestTheSchedulerIsExplained(t *testing.T) {
 	}
 }
 
-// TestAnUnknownSchedulerConcernsOneServicePort, which has the config's meanwhile, also after
-// changes and a restart, and is retried. If it is the config's, there is no virtual server.
+// An unknown scheduler concerns one service port: the service port has the config's scheduler meanwhile, also after
+// changes and a restart, and is retried. If the config's scheduler is unknown, there is no virtual server.
 func TestAnUnknownSchedulerConcernsOneServicePort(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode()

@@ -172,8 +172,7 @@ func TestTwoVIPsFromOneSourcePort(t *testing.T) {
 	}
 }
 
-// TestAChangedPolicyRefusesNoConnection, although the kernel has no scheduler for a moment.
-// Open connections stay.
+// A changed policy refuses no connection, although the kernel has no scheduler for a moment. Open connections stay.
 func TestAChangedPolicyRefusesNoConnection(t *testing.T) {
 	const annotation, dialers = "example.com/policy", 4
 	n := newNode(t, func(c *ipvs.Config) {

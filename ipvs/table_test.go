@@ -394,8 +394,8 @@ func hashSteps() []step {
 // before and after it.
 const longestHistory = 8
 
-// TestEveryHistoryOfAVirtualServerKeepsTheLaws tries all sequences of steps, without
-// those whose state another one has reached before (PKT-80).
+// TestEveryHistoryOfAVirtualServerKeepsTheLaws tries all sequences of steps, without those whose state another
+// sequence has reached before (PKT-80).
 func TestEveryHistoryOfAVirtualServerKeepsTheLaws(t *testing.T) {
 	t.Parallel()
 	for _, protocol := range []desired.Protocol{desired.TCP, desired.UDP} {
@@ -440,7 +440,7 @@ func (h *history) after(t *testing.T, s *step) *history {
 	return f
 }
 
-// TestANewForwardingMethodReachesEachRealServer, also those that drain, with their weights.
+// A new forwarding method reaches each real server, also draining ones, with their weights.
 func TestANewForwardingMethodReachesEachRealServer(t *testing.T) {
 	t.Parallel()
 	k := newFakeKernel()
@@ -471,7 +471,7 @@ func TestANewForwardingMethodReachesEachRealServer(t *testing.T) {
 	}
 }
 
-// TestAVirtualServerWithoutRealServersIsNotCreated, not even temporarily.
+// A virtual server without real servers is not created, not even temporarily.
 func TestAVirtualServerWithoutRealServersIsNotCreated(t *testing.T) {
 	t.Parallel()
 	k := newFakeKernel()

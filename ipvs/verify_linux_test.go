@@ -131,7 +131,7 @@ func mustFind(t *testing.T, e *Engine, u desired.Update, when string, want ...st
 	}
 }
 
-// TestVerifyAcceptsWhatTheKernelHasInstead of a scheduler that it lacks, and not what is neither.
+// Verify accepts the scheduler that the kernel has in place of one that it lacks, and no other one.
 func TestVerifyAcceptsWhatTheKernelHasInstead(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode()
@@ -145,7 +145,7 @@ func TestVerifyAcceptsWhatTheKernelHasInstead(t *testing.T) {
 	mustFind(t, e, verified(), "with another one", "different least virtual server 10.96.0.3:80/TCP")
 }
 
-// TestVerifyWantsNoServerWithoutEndpoints, if a traffic policy excludes all that serve.
+// Verify wants no server without endpoints, if a traffic policy excludes all that serve.
 func TestVerifyWantsNoServerWithoutEndpoints(t *testing.T) {
 	t.Parallel()
 	e := newFakeNode().engine(t)
@@ -157,7 +157,7 @@ func TestVerifyWantsNoServerWithoutEndpoints(t *testing.T) {
 	}
 }
 
-// TestVerifyOfAnEngineThatWasClosed reads the kernel, and writes no settings.
+// Verify of a new engine reads the kernel, and writes no settings.
 func TestVerifyOfAnEngineThatWasClosed(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode()

@@ -9,7 +9,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// TestVerifyNamesEachDamageOfTheKernel, done with ipvsadm and ip.
+// Verify names each damage that ipvsadm and ip cause.
 func TestVerifyNamesEachDamageOfTheKernel(t *testing.T) {
 	names := proxier.DefaultNames()
 	const table = " of virtual server 10.96.0.1:80/TCP"

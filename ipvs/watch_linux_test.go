@@ -13,7 +13,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// TestWatchReportsAddressesAndDeletesDrained, in a network namespace of its own.
+// A watch reports addresses and deletes drained real servers, in a network namespace of its own.
 func TestWatchReportsAddressesAndDeletesDrained(t *testing.T) {
 	ns := netnstest.New(t)
 	n := newFakeNode()
@@ -35,7 +35,7 @@ func TestWatchReportsAddressesAndDeletesDrained(t *testing.T) {
 	})
 }
 
-// TestWatchEndsWithTheWatchOfTheRules, and with its error.
+// A watch ends with the watch of the rules, and with the error of that watch.
 func TestWatchEndsWithTheWatchOfTheRules(t *testing.T) {
 	ns := netnstest.New(t)
 	n := newFakeNode()
@@ -46,7 +46,7 @@ func TestWatchEndsWithTheWatchOfTheRules(t *testing.T) {
 	}
 }
 
-// TestWatchAsksForAFullSyncAfterAFailure to delete drained real servers.
+// A watch asks for a full sync after a failure to delete drained real servers.
 func TestWatchAsksForAFullSyncAfterAFailure(t *testing.T) {
 	ns := netnstest.New(t)
 	n := newFakeNode()
@@ -59,8 +59,7 @@ func TestWatchAsksForAFullSyncAfterAFailure(t *testing.T) {
 	awaitDamage(t, damages, "")
 }
 
-// TestDamageIsReportedOnce, also beside a change by the engine; deleting drained servers is
-// no damage.
+// Damage is reported once, also beside a change by the engine. Deleting drained servers is no damage.
 func TestDamageIsReportedOnce(t *testing.T) {
 	t.Parallel()
 	web := tcpKey(webVIP + ":80")
