@@ -9,7 +9,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// TestValidate names every wrong field.
+// Validate names every wrong field.
 func TestValidate(t *testing.T) {
 	t.Parallel()
 	good := ebpf.Config{Sockets: ebpf.Sockets{Cgroups: []string{"/sys/fs/cgroup/kubepods.slice"}}}

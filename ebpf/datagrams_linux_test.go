@@ -249,7 +249,7 @@ func TestNoSocketSendsWhenTheNodeSaysSo(t *testing.T) {
 	}
 }
 
-// TestUDPSocketsEndWhenTheProgramsGo: by another setting, with or without their engine. Nobody would end the
+// UDP sockets end when the programs go, by another setting, with or without their engine. Nobody would end the
 // sockets later, when their endpoint goes.
 func TestUDPSocketsEndWhenTheProgramsGo(t *testing.T) {
 	t.Parallel()
@@ -283,8 +283,8 @@ func TestUDPSocketsEndWhenTheProgramsGo(t *testing.T) {
 	}
 }
 
-// TestASocketThatIsConnectedAgain, from a VIP to its endpoint's own address, shows that address and does not end
-// with the Service.
+// A socket that a program connects to a VIP and then to the endpoint's own address shows that address and does not
+// end with the Service.
 func TestASocketThatIsConnectedAgain(t *testing.T) {
 	t.Parallel()
 	if udpIsForbidden(t) {

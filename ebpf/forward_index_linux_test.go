@@ -21,7 +21,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// TestForwardConfig: one fast path at a time, and a peer only with a device.
+// The configuration has one fast path at a time, and a peer only with a device.
 func TestForwardConfig(t *testing.T) {
 	t.Parallel()
 	every := func(string) bool { return true }
@@ -39,7 +39,7 @@ func TestForwardConfig(t *testing.T) {
 	}
 }
 
-// TestWhatFlowsNeed: VIPs, and each endpoint of a node port; all ports, also those of answers.
+// Flows need the VIPs and each endpoint of a node port, with all ports, also the ports of answers.
 func TestWhatFlowsNeed(t *testing.T) {
 	t.Parallel()
 	at := netip.MustParseAddrPort
@@ -91,7 +91,7 @@ func TestFlowIndexHasNoHistory(t *testing.T) {
 	}
 }
 
-// TestFlowKeysAreRead as they were written.
+// Flow keys are read as they were written.
 func TestFlowKeysAreRead(t *testing.T) {
 	t.Parallel()
 	for _, k := range []flowKey{

@@ -200,8 +200,8 @@ func (n *fastNode) mustForward(flow *proxiertest.Conn, network string, pod *prox
 	}
 }
 
-// TestEstablishedFlowsAreForwarded: those of Services that ask for it, and no others; all packets of both
-// directions, and to a local pod by its end of the veth.
+// Only established flows of Services that ask for it are forwarded, with all packets of both directions, and to a
+// local pod by its end of the veth.
 func TestEstablishedFlowsAreForwarded(t *testing.T) {
 	t.Parallel()
 	eachFamily(t, func(t *testing.T, n *fastNode) {
@@ -240,7 +240,7 @@ func TestEstablishedFlowsAreForwarded(t *testing.T) {
 	})
 }
 
-// TestFlowsReturnToTheRules: one that is deleted, and one whose endpoint goes. Connections go on when the
+// A flow that is deleted returns to the rules, and so does a flow whose endpoint goes. Connections go on when the
 // fast path ends.
 func TestFlowsReturnToTheRules(t *testing.T) {
 	t.Parallel()
@@ -401,7 +401,7 @@ func TestAFastPathThatCannotBeOpenedEnds(t *testing.T) {
 	})
 }
 
-// TestDevicesComeAndGo without an update, also while another program is at one.
+// The fast path follows devices that come and go, without an update, also while another program is at one of them.
 func TestDevicesComeAndGo(t *testing.T) {
 	t.Parallel()
 	for _, clsact := range []bool{false, true} {

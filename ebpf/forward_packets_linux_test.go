@@ -122,7 +122,7 @@ func TestUnusualPacketsTakeTheStack(t *testing.T) {
 	})
 }
 
-// TestDatagramsWithoutChecksum, which IPv4 has, keep none.
+// A datagram without a checksum, which IPv4 allows, gets none.
 func TestDatagramsWithoutChecksum(t *testing.T) {
 	t.Parallel()
 	n := newFastNode(t, v1.IPv4Protocol)
@@ -134,7 +134,7 @@ func TestDatagramsWithoutChecksum(t *testing.T) {
 	poll.Until(t, "the flow is forwarded", func() bool { return n.ask1(conn, 10) == 2 })
 }
 
-// TestNeighboursAreFound again after they are lost, also where packets are not given to a peer.
+// Neighbours that are lost are found again, also where packets are not given to a peer.
 func TestNeighboursAreFound(t *testing.T) {
 	t.Parallel()
 	eachFamily(t, func(t *testing.T, n *fastNode) {

@@ -14,8 +14,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// TestTheLockEndsWithItsOwner: also while a child of the process has not closed the file yet, as it
-// does between fork and exec.
+// The lock ends with its owner, also while a child of the process has not closed the file yet, as it does between
+// fork and exec.
 func TestTheLockEndsWithItsOwner(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -77,7 +77,7 @@ func otherNames() proxier.Names {
 	return names
 }
 
-// TestTwoInstances on one cgroup translate each their own Services, and one may go without the other.
+// Two instances on one cgroup each translate their own Services, and one may go without the other.
 func TestTwoInstances(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -99,8 +99,8 @@ func TestTwoInstances(t *testing.T) {
 	second.mustTranslate(t, pod, pods[1])
 }
 
-// TestProgramsOfOthers on the cgroup, attached before and after ours, see each connect(2) and stay when ours
-// are replaced, damaged, and removed. They are no damage and no difference.
+// Programs of others on the cgroup, attached before and after ours, see each connect(2) and stay when ours are
+// replaced, damaged, and removed. They are no damage and no difference.
 func TestProgramsOfOthers(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

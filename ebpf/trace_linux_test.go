@@ -10,9 +10,9 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// TestTracesBesideSockets is what docs/DEBUGGING.md says: a socket that is translated sends nothing to the
-// VIP, so a trace of it sees no packet, and one of the endpoint sees it. Rules translate what the node's
-// bound socket sends.
+// A trace beside sockets shows what docs/DEBUGGING.md says: a socket that is translated sends nothing to the VIP,
+// so a trace of the VIP sees no packet, and a trace of the endpoint sees it. Rules translate what the node's bound
+// socket sends.
 func TestTracesBesideSockets(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -43,7 +43,7 @@ func (n *node) pinned(t *testing.T, name string) *bpf.Map {
 	return m
 }
 
-// TestVerifyFindsWhatAnotherProgramDid, and a full sync repairs it.
+// Verify finds what another program did, and a full sync repairs it.
 func TestVerifyFindsWhatAnotherProgramDid(t *testing.T) {
 	t.Parallel()
 	whole, n := t, newNode(t)
@@ -145,7 +145,7 @@ func (n *node) mustTranslate(t *testing.T) {
 	}
 }
 
-// TestFullSyncsPinMapsAgain without a restart.
+// Full syncs pin maps again, without a restart.
 func TestFullSyncsPinMapsAgain(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -193,7 +193,7 @@ func TestConditionOfSockets(t *testing.T) {
 	}
 }
 
-// TestCleanupFinishesAnother that has died when the maps and links were gone.
+// A cleanup finishes the cleanup of a process that died when the maps and links were gone.
 func TestCleanupFinishesAnother(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -231,8 +231,8 @@ func TestWithoutPinsNothingIsTranslated(t *testing.T) {
 	}
 }
 
-// TestRemoveSockets leaves the rules, which then do everything. It does nothing while a process has them,
-// or where there are none.
+// RemoveSockets leaves the rules, which then do everything. It does nothing while a process has the sockets, or
+// where there are none.
 func TestRemoveSockets(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

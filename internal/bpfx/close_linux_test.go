@@ -8,8 +8,8 @@ import (
 	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
-// TestAnObjectIsReachableWhileItIsClosed: also if nobody has a reference to it any more, when a garbage collection
-// comes in the middle of Close. For an unreachable one, the library would close the descriptor's number again.
+// An object is reachable while it is closed, also if nobody refers to it any more, when a garbage collection comes in
+// the middle of Close. For an unreachable one, the library would close the descriptor's number again.
 func TestAnObjectIsReachableWhileItIsClosed(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
