@@ -57,7 +57,7 @@ func TestExplainAgreesWithPackets(t *testing.T) {
 	proxiertest.Explanations(t, chance.Few(512, 2048), 0, withNFTables)
 }
 
-// TestCounts counts connections exactly.
+// Connections are counted exactly.
 func TestCounts(t *testing.T) {
 	t.Parallel()
 	proxiertest.ConnectionCounts(t, withNFTables)

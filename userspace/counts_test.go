@@ -29,8 +29,8 @@ func countsOf(t *testing.T, e *Engine) connection.ServicePortCounts {
 	return counts.ServicePorts[0]
 }
 
-// TestConnectionsAreCountedExactly by endpoint, as the endpoints themselves count them. Those that
-// refuse get none. What an endpoint had stays in the sum when it is gone.
+// Connections are counted exactly for each endpoint, as the endpoints themselves count them. Those that refuse get
+// none. What an endpoint had stays in the sum when it is gone.
 func TestConnectionsAreCountedExactly(t *testing.T) {
 	named := func(name string) netip.AddrPort {
 		return server(t, func(conn *net.TCPConn) { _, _ = io.WriteString(conn, name) })
@@ -85,8 +85,8 @@ func TestNothingIsCountedByDefault(t *testing.T) {
 	}
 }
 
-// TestBytesAreCountedExactly while a connection is open and when it has ended, small pieces and
-// large ones that the kernel copies, datagrams, and those of an endpoint that is gone.
+// Bytes are counted exactly while a connection is open and when it has ended: small pieces, large ones that the
+// kernel copies, datagrams, and those of an endpoint that is gone.
 func TestBytesAreCountedExactly(t *testing.T) {
 	large := strings.Repeat("large ", 300_000)
 	echo := server(t, func(conn *net.TCPConn) { _, _ = io.Copy(conn, conn) })

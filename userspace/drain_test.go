@@ -123,7 +123,7 @@ func (d *draining) mustBeCut(t *testing.T, when string) {
 	}
 }
 
-// TestConnectionsToAnEndpointThatIsInNoSliceAreCut if the service port asks for it: CT-10, CT-11.
+// Connections to an endpoint that is in no slice are cut if the service port asks for it: CT-10, CT-11.
 func TestConnectionsToAnEndpointThatIsInNoSliceAreCut(t *testing.T) {
 	testDraining(t, 0, func(t *testing.T, d *draining) {
 		list := func(ends bool, listed []netip.AddrPort, serving ...netip.AddrPort) {

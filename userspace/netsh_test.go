@@ -202,7 +202,7 @@ func TestNetshServesBothFamiliesAtOnce(t *testing.T) {
 	}
 }
 
-// TestNetshLooksAtThisMachine by itself.
+// Netsh looks at the addresses of this machine by itself.
 func TestNetshLooksAtThisMachine(t *testing.T) {
 	f := newFakeNetsh(t, "")
 	a := NewNetsh(NetshOptions{Command: f.command()})

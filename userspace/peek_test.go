@@ -82,7 +82,7 @@ func TestTheHostChoosesTheEndpoint(t *testing.T) {
 	}
 }
 
-// TestPeekEnds: after its timeout, when the client sends no more, and with the engine. The endpoint still gets what was
+// Peek ends after its timeout, when the client sends no more, and with the engine. The endpoint still gets what was
 // read before.
 func TestPeekEnds(t *testing.T) {
 	t.Parallel()
@@ -153,7 +153,7 @@ func TestPeekEnds(t *testing.T) {
 	}
 }
 
-// TestDialTimeoutsAreTheAttempts: as many as there are, and invalid ones are named.
+// A dial has as many attempts as there are timeouts, and invalid timeouts are named.
 func TestDialTimeoutsAreTheAttempts(t *testing.T) {
 	t.Parallel()
 	var attempts atomic.Int32

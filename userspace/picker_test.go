@@ -92,7 +92,7 @@ func TestLeastConnectionsAreChosen(t *testing.T) {
 	}
 }
 
-// TestClientsHashToTheirSlot, as in the rules of nftables, and change with their endpoint only.
+// Clients hash to their slot as in the rules of nftables, and change only with their endpoint.
 func TestClientsHashToTheirSlot(t *testing.T) {
 	t.Parallel()
 	for _, policy := range []changetracker.Balancing{changetracker.SourceHash, changetracker.SourcePortHash} {

@@ -497,8 +497,8 @@ func TestAClaimMovesFromOneServiceToAnother(t *testing.T) {
 	}
 }
 
-// TestARefusalReachesAUDPClient is PKT-97: an endpoint where nobody listens refuses, from outside and from the node, at a VIP and
-// at a node port. Then somebody listens.
+// A refusal reaches a UDP client (PKT-97): an endpoint where nobody listens refuses, from outside and from the
+// node, at a VIP and at a node port. Then somebody listens.
 func TestARefusalReachesAUDPClient(t *testing.T) {
 	eachFamily(t, func(t *testing.T, n *network, s *side) {
 		p := startPortals(t, n, s)
@@ -515,8 +515,8 @@ func TestARefusalReachesAUDPClient(t *testing.T) {
 	})
 }
 
-// TestAnEndpointThatIsAFrontendIsRefused (PKT-95): its own, that of a ring of two, a node port at an address of
-// the node, known or not. Each client makes the connections of the Services that it passes, and no more.
+// An endpoint that is a frontend is refused (PKT-95): its own frontend, that of a ring of two, a node port at an
+// address of the node, known or not. Each client makes the connections of the Services that it passes, and no more.
 func TestAnEndpointThatIsAFrontendIsRefused(t *testing.T) {
 	eachFamily(t, func(t *testing.T, n *network, s *side) {
 		other := netip.PrefixFrom(s.more[0], s.more[0].BitLen())

@@ -11,7 +11,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// TestVerifyComparesTheSockets with those of a new engine.
+// Verify compares the sockets with the sockets of a new engine.
 func TestVerifyComparesTheSockets(t *testing.T) {
 	needsAliases(t)
 	e := placed(t)
@@ -66,7 +66,7 @@ func (verifyingPortals) verify(_ context.Context, u desired.Update) (r proxier.V
 	return r, nil
 }
 
-// TestVerifyAsksThePortals about frontends, and about the proxy ports, which they refuse.
+// Verify asks the portals about frontends, and about the proxy ports, which they refuse.
 func TestVerifyAsksThePortals(t *testing.T) {
 	e := engine(t)
 	e.portals = verifyingPortals{}

@@ -34,7 +34,7 @@ func TestPacketsWithNFTables(t *testing.T) {
 	proxiertest.Conformance(t, proxiertest.Features{LocalhostSockets: true, Select: nodePortsOnly}, withNFTables)
 }
 
-// TestPacketsWithIPTables does without route_localnet.
+// Node ports at localhost work beside iptables, without route_localnet.
 func TestPacketsWithIPTables(t *testing.T) {
 	features := proxiertest.Features{ServiceIPsPass: true, LocalhostSockets: true, Select: nodePortsOnly}
 	proxiertest.Conformance(t, features, func(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {

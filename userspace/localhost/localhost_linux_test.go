@@ -186,7 +186,7 @@ func (n *node) mustRefuse(t *testing.T, port uint16) {
 	})
 }
 
-// TestEndpointsComeAndGo without a socket where there is no endpoint.
+// Endpoints come and go, and there is no socket where there is no endpoint.
 func TestEndpointsComeAndGo(t *testing.T) {
 	n := newNode(t)
 	n.servers(t)
@@ -332,7 +332,7 @@ func TestConnectionsDrain(t *testing.T) {
 	}
 }
 
-// TestTheNextProcessHasThePorts while connections of the one before linger.
+// The next process has the ports while connections of the one before linger.
 func TestTheNextProcessHasThePorts(t *testing.T) {
 	n := newNode(t, func(c *userspace.Config) { c.Linger = time.Hour })
 	n.servers(t)
@@ -355,7 +355,7 @@ func TestTheNextProcessHasThePorts(t *testing.T) {
 	}
 }
 
-// TestASocketThatRootHasClosedIsOpenedAgain by a full sync, as with ss -K. One of UDP that is bound to a port only
+// A full sync opens a socket again that root has closed, as with ss -K. One of UDP that is bound to a port only
 // loses its device, so that it would take what comes to the port at other devices.
 func TestASocketThatRootHasClosedIsOpenedAgain(t *testing.T) {
 	n := newNode(t, func(c *userspace.Config) { c.FullSyncPeriod = time.Nanosecond })
@@ -447,7 +447,7 @@ func inodes(t *testing.T) map[string]bool {
 	return all
 }
 
-// TestOtherHostsDoNotReachLocalhost, even if the node routes packets to 127.0.0.1.
+// Other hosts do not reach localhost, even if the node routes packets to 127.0.0.1.
 func TestOtherHostsDoNotReachLocalhost(t *testing.T) {
 	n := newNode(t)
 	n.servers(t)
