@@ -352,7 +352,7 @@ func TestTheEndpointFollowsTheNode(t *testing.T) {
 	})
 }
 
-// TestTheLogHasNoEndpointBeforeThereIsOne, such as on a node that never had a route.
+// The log has no endpoint before there is one, for example on a node that never had a route.
 func TestTheLogHasNoEndpointBeforeThereIsOne(t *testing.T) {
 	inBubble(t, Options{}, func(t *testing.T, k *kit) {
 		endpoint := func(message string) (text any) {
@@ -433,7 +433,7 @@ func (r *recorder) Withdraw(_ context.Context, _ v1.IPFamily, a []proxier.Announ
 	return nil
 }
 
-// TestTheVIPsAreNotAnnounced: all others are.
+// The VIPs of the canary are not announced, and all others are.
 func TestTheVIPsAreNotAnnounced(t *testing.T) {
 	var own, users proxier.Announcement
 	own.Name.Namespace, own.Name.Name = Namespace, serviceOf(vip4).Name

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestTheAdviceAboutTheRoute names what lacks: a route, or descriptors.
+// The advice about the route names what lacks: a route, or descriptors.
 func TestTheAdviceAboutTheRoute(t *testing.T) {
 	for err, want := range map[error]string{
 		syscall.ENETUNREACH: "add a default route",

@@ -75,7 +75,7 @@ func TestCountsAnswersInJSON(t *testing.T) {
 	}
 }
 
-// TestCountsHaveTraffic that is counted: sockets count no packets.
+// Counts have the traffic that is counted: sockets count no packets.
 func TestCountsHaveTraffic(t *testing.T) {
 	s := newCounting()
 	h := debughttp.Handler(s)

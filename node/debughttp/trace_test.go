@@ -65,8 +65,7 @@ func TestTraceAnswersInJSON(t *testing.T) {
 	wantAt(t, answer, `false`, "agrees")
 }
 
-// TestTracesAreRefused without the option, from pages of other sites, and with invalid
-// parameters.
+// A trace is refused without the option, from pages of other sites, and with invalid parameters.
 func TestTracesAreRefused(t *testing.T) {
 	t.Parallel()
 	tracer := debughttp.WithTracer(func(context.Context, debughttp.TraceRequest) (debughttp.TraceAnswer, error) {
@@ -98,7 +97,7 @@ func TestTracesAreRefused(t *testing.T) {
 	}
 }
 
-// TestFourTracesRunAtOnce, and the fifth is refused until one has ended.
+// Four traces run at once, and the fifth is refused until one has ended.
 func TestFourTracesRunAtOnce(t *testing.T) {
 	t.Parallel()
 	const most = 4

@@ -54,7 +54,7 @@ func TestVerifyListsTheDifferences(t *testing.T) {
 	get(t, debughttp.Handler(s), "/verify", http.StatusServiceUnavailable)
 }
 
-// TestVerifyOfAnEngineThatCannot asks a Proxier.
+// The answer of a Proxier says that its engine cannot verify.
 func TestVerifyOfAnEngineThatCannot(t *testing.T) {
 	_, h := webProxy(t)
 	a := get(t, h, "/verify", http.StatusOK)

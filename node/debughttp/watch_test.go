@@ -14,8 +14,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// TestWatch sends a line for each change, with the endpoints that came and went, and none for
-// what stays.
+// A watch sends a line for each change, with the endpoints that came and went, and none for what stays.
 func TestWatch(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t)
@@ -75,7 +74,7 @@ func TestWatch(t *testing.T) {
 	wantAt(t, removed, `"idle"`, "name")
 }
 
-// TestWatchHead has no body, and ends.
+// The answer to HEAD has no body, and ends.
 func TestWatchHead(t *testing.T) {
 	t.Parallel()
 	w := httptest.NewRecorder()
@@ -85,7 +84,7 @@ func TestWatchHead(t *testing.T) {
 	}
 }
 
-// TestState has all Services with their endpoints, or those of a namespace.
+// The state has all Services with their endpoints, or those of a namespace.
 func TestState(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t)

@@ -23,9 +23,9 @@ import (
 // benchEndpoints are checked every 10 seconds, the default.
 const benchEndpoints = 1000
 
-// BenchmarkThousandEndpoints checks 1,000 endpoints of 100 Services over loopback. An operation
-// is one check of each: ten seconds' work with the default interval. %core is the share of a
-// core that this work takes then.
+// BenchmarkThousandEndpoints measures checks of 1,000 endpoints of 100 Services over loopback. An operation is one
+// check of each: ten seconds' work with the default interval. %core is the share of a core that this work takes
+// then.
 func BenchmarkThousandEndpoints(b *testing.B) {
 	p := benchPlane(b)
 	interval := time.Second

@@ -18,8 +18,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// TestThreeIntervals is EHC-01: with the defaults, an endpoint that stops answering is ejected
-// within three intervals, by refusing or by silence, and returns when it answers again.
+// With the defaults, an endpoint that stops answering, by refusing or by silence, is ejected within three
+// intervals, and returns when it answers again (EHC-01).
 func TestThreeIntervals(t *testing.T) {
 	const interval = 10 * time.Second
 	for _, failure := range []error{errSick, errHangs} {
@@ -45,7 +45,7 @@ func TestThreeIntervals(t *testing.T) {
 	}
 }
 
-// TestThresholds is EHC-02: only failures in a row count, and only successes in a row.
+// Only failures in a row count, and only successes in a row (EHC-02).
 func TestThresholds(t *testing.T) {
 	policy := endpointhealth.CheckPolicy{Failures: 3, Successes: 4, EjectFor: time.Second, MaxEjectFor: time.Second}
 	inBubble(t, policy, 3, func(k *kit) {
@@ -76,8 +76,7 @@ func TestThresholds(t *testing.T) {
 	})
 }
 
-// TestJitter is EHC-03: the intervals vary within their bounds and are not all alike, and the
-// first checks are spread.
+// The intervals vary within their bounds and are not all alike, and the first checks are spread (EHC-03).
 func TestJitter(t *testing.T) {
 	inBubble(t, endpointhealth.CheckPolicy{Interval: time.Minute, Jitter: 0.3}, 100, func(k *kit) {
 		began := time.Now()
@@ -107,8 +106,8 @@ func TestJitter(t *testing.T) {
 	})
 }
 
-// TestShare is EHC-04: at most the share is ejected, never the last endpoint, and those that
-// have failed first. When one is well again, another one takes its place.
+// At most the share is ejected, never the last endpoint, and first those that have failed first (EHC-04). When one
+// is well again, another one takes its place.
 func TestShare(t *testing.T) {
 	for _, c := range []struct {
 		endpoints, want int
@@ -171,8 +170,8 @@ func TestNobodyTakesTurns(t *testing.T) {
 	})
 }
 
-// TestScopes is EHC-05: the share and the last endpoint count in each list that frontends use:
-// with traffic policy Local, the last endpoint of the node stays.
+// The share and the last endpoint count in each list that frontends use (EHC-05): with traffic policy Local, the
+// last endpoint of the node stays.
 func TestScopes(t *testing.T) {
 	inBubble(t, endpointhealth.CheckPolicy{}, 0, func(k *kit) {
 		k.service("web", proxiertest.InternalPolicyLocal())
@@ -193,8 +192,7 @@ func TestScopes(t *testing.T) {
 	})
 }
 
-// TestSharedChecks is EHC-06: an endpoint of several service ports is checked once, and ejected
-// from all.
+// An endpoint of several service ports is checked once, and ejected from all (EHC-06).
 func TestSharedChecks(t *testing.T) {
 	inBubble(t, endpointhealth.CheckPolicy{}, 3, func(k *kit) {
 		for _, other := range []string{"a", "bb", "cccc"} {
@@ -217,8 +215,7 @@ func TestSharedChecks(t *testing.T) {
 	})
 }
 
-// TestOneSync is EHC-07: what is decided at about the same time is one sync, and syncs keep
-// their distance.
+// What is decided at about the same time is one sync, and syncs keep their distance (EHC-07).
 func TestOneSync(t *testing.T) {
 	const n = 200
 	inBubble(t, endpointhealth.CheckPolicy{Interval: 10 * time.Second}, n, func(k *kit) {
@@ -241,8 +238,8 @@ func TestOneSync(t *testing.T) {
 	})
 }
 
-// TestFlapping is EHC-08: the ejections of an endpoint that comes and goes last longer and
-// longer, so that its changes are few; after a calm time they are short again.
+// The ejections of an endpoint that comes and goes last longer and longer, so that its changes are few (EHC-08).
+// After a calm time they are short again.
 func TestFlapping(t *testing.T) {
 	inBubble(t, endpointhealth.CheckPolicy{}, 3, func(k *kit) {
 		k.run()
@@ -269,7 +266,7 @@ func TestFlapping(t *testing.T) {
 	})
 }
 
-// TestTheEndRemovesOverrides is EHC-10: when Run ends, all endpoints are as slices say.
+// When Run ends, all endpoints are as slices say (EHC-10).
 func TestTheEndRemovesOverrides(t *testing.T) {
 	inBubble(t, endpointhealth.CheckPolicy{SlowStart: time.Hour}, 4, func(k *kit) {
 		k.run()
@@ -287,8 +284,7 @@ func TestTheEndRemovesOverrides(t *testing.T) {
 	})
 }
 
-// TestFaultsOfTheNode is EHC-11: what this process lacks is no failure of an endpoint, and a
-// Probe that panics neither.
+// What this process lacks is no failure of an endpoint, nor is a Probe that panics (EHC-11).
 func TestFaultsOfTheNode(t *testing.T) {
 	inBubble(t, endpointhealth.CheckPolicy{}, 3, func(k *kit) {
 		k.breaks(at(1), fmt.Errorf("connect: %w", syscall.EMFILE))
@@ -330,8 +326,8 @@ func TestConcurrency(t *testing.T) {
 	})
 }
 
-// TestOneNamespaceDoesNotTakeAllChecks is EHC-12: whatever a tenant's Services ask for, and however long their
-// endpoints do not answer, the checks of another tenant come in time, and no more begin than Options.Rate says.
+// Whatever a tenant's Services ask for, and however long their endpoints do not answer, the checks of another
+// tenant come in time, and no more begin than Options.Rate says (EHC-12).
 func TestOneNamespaceDoesNotTakeAllChecks(t *testing.T) {
 	for title, takes := range map[string]time.Duration{"fast": time.Millisecond, "hanging": time.Hour} {
 		t.Run(title, func(t *testing.T) {
@@ -372,7 +368,7 @@ func TestOneNamespaceDoesNotTakeAllChecks(t *testing.T) {
 	}
 }
 
-// TestOneServiceHasAShareOfTheChecks is EHC-13: its endpoints are checked less often, all of them equally.
+// One Service has a share of the checks: its endpoints are checked less often, all equally (EHC-13).
 func TestOneServiceHasAShareOfTheChecks(t *testing.T) {
 	inBubble(t, endpointhealth.CheckPolicy{Interval: time.Second}, 200, func(k *kit) {
 		k.options.Rate = 100 // ten for the Service

@@ -107,8 +107,8 @@ func (w *world) ejected() (list []netip.Addr) {
 	return list
 }
 
-// TestPackets is EHC-01 with packets: an endpoint that stops answering, by silence or by refusing,
-// gets no connections after its second failed check, in both families, and gets some again.
+// An endpoint that stops answering, by silence or by refusing, gets no connections after its second failed check,
+// in both families, and gets some again (EHC-01, with packets).
 func TestPackets(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, endpointhealth.CheckPolicy{
@@ -135,8 +135,8 @@ func (w *world) knock() {
 	}
 }
 
-// TestPassivePackets is EHC-20 with packets: connections through a Service that an endpoint does not
-// answer eject it, and so do refused ones. The others go on.
+// Connections through a Service that an endpoint does not answer eject it, and so do refused ones (EHC-20, with
+// packets). The others go on.
 func TestPassivePackets(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, endpointhealth.CheckPolicy{PassiveFailures: 2, MaxEjected: 0.7, EjectFor: 5 * time.Minute})
@@ -164,8 +164,8 @@ func TestPassivePackets(t *testing.T) {
 	}
 }
 
-// TestAClientAloneEjectsNothing is EHC-21 with packets: an endpoint does not answer one client, as with a
-// network policy, or packets that never reach it. It answers the node, and stays.
+// A client alone ejects nothing (EHC-21, with packets): an endpoint does not answer this client, as with a network
+// policy, or packets that never reach it. It answers the node, and stays.
 func TestAClientAloneEjectsNothing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, endpointhealth.CheckPolicy{PassiveFailures: 2, EjectFor: 5 * time.Minute})

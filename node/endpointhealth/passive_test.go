@@ -39,9 +39,8 @@ func (k *kit) onlyReports(policy endpointhealth.CheckPolicy) {
 	k.run()
 }
 
-// TestReports is EHC-20: failed connections in a row eject an endpoint, without any Probe; it
-// returns when its time is over. A success in between, a fault of the node, and failures long
-// after each other do not count.
+// Failed connections in a row eject an endpoint, without any Probe, and it returns when its time is over (EHC-20).
+// A success in between, a fault of the node, and failures long after each other do not count.
 func TestReports(t *testing.T) {
 	inBubble(t, endpointhealth.CheckPolicy{}, 3, func(k *kit) {
 		k.onlyReports(endpointhealth.CheckPolicy{})
@@ -92,8 +91,8 @@ func TestReportsAndChecks(t *testing.T) {
 	})
 }
 
-// TestDoubtsAreChecked is EHC-21: connections of others eject an endpoint only if a check fails then, which
-// comes at once and not with the next interval. Without a Probe, one over UDP stays.
+// Connections of others eject an endpoint only if a check fails then, which comes at once and not with the next
+// interval (EHC-21). Without a Probe, one over UDP stays.
 func TestDoubtsAreChecked(t *testing.T) {
 	inBubble(t, endpointhealth.CheckPolicy{Interval: time.Hour, PassiveFailures: 3}, 3, func(k *kit) {
 		k.run()
@@ -153,8 +152,8 @@ func TestReportsDoNotCount(t *testing.T) {
 
 var errTest = errors.New("reset")
 
-// TestSlowStart is EHC-09: a returning endpoint gets its share in the given number of steps, by
-// multiples of the weights of all others, and then all weights are as before.
+// A returning endpoint gets its share in the given number of steps, by multiples of the weights of all others, and
+// then all weights are as before (EHC-09).
 func TestSlowStart(t *testing.T) {
 	policy := endpointhealth.CheckPolicy{SlowStart: 30 * time.Second, EjectFor: time.Second, MaxEjectFor: time.Second}
 	inBubble(t, policy, 3, func(k *kit) {

@@ -25,7 +25,7 @@ func (f fakeTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusForbidden, Body: http.NoBody}, nil
 }
 
-// TestClientRequests are counted and measured; a watch has no duration.
+// Client requests are counted and measured, and a watch has no duration.
 func TestClientRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		registry := prometheus.NewRegistry()

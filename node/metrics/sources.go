@@ -45,7 +45,7 @@ type Sources struct {
 type TranslatedSockets struct {
 	// Translated sockets go to an endpoint.
 	Translated uint64
-	// Left to the rules, by reason.
+	// Left counts the sockets that are left to the rules, by reason.
 	Left map[string]uint64
 	// Ended are UDP sockets that were ended because their endpoint was gone.
 	Ended uint64

@@ -24,7 +24,7 @@ func ExampleComplete() {
 	// Output: true true <nil>
 }
 
-// TestCompleteSetsWhatIsNil and keeps all other fields.
+// Complete sets the fields that are nil, and keeps all others.
 func TestCompleteSetsWhatIsNil(t *testing.T) {
 	none := nodedeps.Complete(proxier.Config{}, proxier.Deps{})
 	if none.Conntrack == nil || none.Health == nil || none.LocalAddresses == nil {

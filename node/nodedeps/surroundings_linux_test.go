@@ -25,7 +25,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// TestWhatIsFound while settings change, of each family alone.
+// What keeps packets from endpoints is found for each family alone, while settings change.
 func TestWhatIsFound(t *testing.T) {
 	t.Parallel()
 	ns := netnstest.New(t)

@@ -27,7 +27,7 @@ const (
 
 	weightAnnotation = "serviceplane.io/weight"
 
-	// endAnnotation on a Service ends TCP connections to endpoints that are gone, if it is "true".
+	// endAnnotation ends TCP connections of a Service to endpoints that are gone, if it is "true".
 	endAnnotation = "serviceplane.io/end-connections"
 )
 

@@ -19,7 +19,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
-// TestTheLogSaysWhyTheMode is what it is, unless a flag or the file sets one.
+// The log says why the mode is what it is, unless a flag or the file sets one.
 func TestTheLogSaysWhyTheMode(t *testing.T) {
 	t.Parallel()
 	c, d := newSmall(t), newDirectory(t)
@@ -50,8 +50,8 @@ func TestTheLogAsJSON(t *testing.T) {
 	}
 }
 
-// TestTheOOMScore is kube-proxy's by default: SYS-13, OPT-14. Without CAP_SYS_RESOURCE it
-// stays, which is a warning only if the flag is set.
+// The OOM score is kube-proxy's by default: SYS-13, OPT-14. Without CAP_SYS_RESOURCE it stays, which is a warning
+// only if the flag is set.
 func TestTheOOMScore(t *testing.T) {
 	t.Parallel()
 	const kept, warning = "3\n", "WARN\t--oom-score-adj has no effect"
@@ -102,7 +102,7 @@ func mayLowerScore(t *testing.T) bool {
 	return bits&(1<<unix.CAP_SYS_RESOURCE) != 0
 }
 
-// TestAServerThatCannotListenEndsTheProgram with --bind-address-hard-fail (HC-32).
+// A server that cannot listen ends the program with --bind-address-hard-fail (HC-32).
 func TestAServerThatCannotListenEndsTheProgram(t *testing.T) {
 	t.Parallel()
 	c, d := newSmall(t), newDirectory(t)
@@ -123,8 +123,8 @@ func TestAServerThatCannotListenEndsTheProgram(t *testing.T) {
 	}
 }
 
-// TestInitOnly changes kernel settings and ends; it needs no source of Services and
-// programs nothing. A setting that cannot be changed is an error.
+// With --init-only, the program changes kernel settings and ends. It needs no source of Services and programs
+// nothing. A setting that cannot be changed is an error.
 func TestInitOnly(t *testing.T) {
 	t.Parallel()
 	c, state := newSmall(t), "--state-dir="+t.TempDir()
@@ -150,7 +150,7 @@ func TestInitOnly(t *testing.T) {
 	p.waitOutput("nodeproxy: change kernel settings: ", "nf_conntrack_max")
 }
 
-// TestWriteConfigTo runs no proxy, and needs no privilege.
+// With --write-config-to, the program runs no proxy and needs no privilege.
 func TestWriteConfigTo(t *testing.T) {
 	netnstest.Unprivileged(t, func(t *testing.T) {
 		file := t.TempDir() + "/config.yaml"
@@ -163,7 +163,7 @@ func TestWriteConfigTo(t *testing.T) {
 	})
 }
 
-// TestFlagzOfTheProcess has the flags of the command line and of the file.
+// The page /flagz has the flags of the command line and of the file.
 func TestFlagzOfTheProcess(t *testing.T) {
 	t.Parallel()
 	c, d := newSmall(t), newDirectory(t)
@@ -187,8 +187,8 @@ func TestFlagzOfTheProcess(t *testing.T) {
 	}
 }
 
-// TestLocalhostNodePortsAreMeasured in mode iptables, as far as the kernel has nfacct; in
-// other modes the metric is missing (MET-23).
+// Localhost node ports are measured in mode iptables, as far as the kernel has nfacct. In other modes the metric is
+// missing (MET-23).
 func TestLocalhostNodePortsAreMeasured(t *testing.T) {
 	t.Parallel()
 	const metric = "kubeproxy_iptables_localhost_nodeports_accepted_packets_total"

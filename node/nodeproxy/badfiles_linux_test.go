@@ -14,8 +14,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 )
 
-// TestIrregularFilesDoNotBlock the proxy: it logs each of them, reads the others, and ends
-// on SIGTERM.
+// Irregular files do not block the proxy: it logs each of them, reads the others, and ends on SIGTERM.
 func TestIrregularFilesDoNotBlock(t *testing.T) {
 	t.Parallel()
 	c, d := newSmall(t), newDirectory(t)
@@ -63,7 +62,7 @@ func TestAnEmptyFile(t *testing.T) {
 	f.expectLog("manifest is empty, its objects are removed", "web.yaml")
 }
 
-// TestAnEmptyFileThatBecomesInvalid keeps its objects while it is invalid.
+// An empty file that becomes invalid keeps its objects while it is invalid.
 func TestAnEmptyFileThatBecomesInvalid(t *testing.T) {
 	path := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {

@@ -40,7 +40,7 @@ func byDefault() proxier.Config {
 	}
 }
 
-// TestTheLogSaysThatPodsAreNotRecognized once, unless that does not matter.
+// The log says once that pods are not recognized, unless that does not matter.
 func TestTheLogSaysThatPodsAreNotRecognized(t *testing.T) {
 	t.Parallel()
 	for flags, want := range map[string]int{

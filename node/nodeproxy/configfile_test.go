@@ -31,7 +31,7 @@ func readConfig(t *testing.T, text string, args ...string) (o *options, settings
 	return o, settings, err
 }
 
-// TestFieldsBecomeFlags, unless the command line has the flag.
+// Fields become flags, unless the command line has the flag.
 func TestFieldsBecomeFlags(t *testing.T) {
 	o, ignored, err := readConfig(t, `
 mode: iptables
@@ -92,8 +92,8 @@ showHiddenMetricsForVersion: "1.36"
 	}
 }
 
-// TestTheModesOwnSectionCounts for settings that have one flag, whether the mode is in the file or
-// on the command line. What the other section says is named.
+// For settings that have one flag, the mode's own section counts, whether the mode is in the file or on the command
+// line. What the other section says is named.
 func TestTheModesOwnSectionCounts(t *testing.T) {
 	sections := map[mode]string{modeNFTables: "nftables", modeEBPF: "nftables", modeIPTables: "iptables", modeIPVS: "iptables", modeUserspace: "nftables"}
 	for _, m := range modes() {
@@ -162,7 +162,7 @@ func TestTheKindMustBeKubeProxys(t *testing.T) {
 	}
 }
 
-// TestFieldsShareNoFlag, so that no field overrides another one, except for a section of each mode.
+// Fields share no flag, so that no field overrides another one, except for a section of each mode.
 func TestFieldsShareNoFlag(t *testing.T) {
 	fields := map[string]string{}
 	for field, flag := range flagsOfFields() {
@@ -173,7 +173,7 @@ func TestFieldsShareNoFlag(t *testing.T) {
 	}
 }
 
-// TestDuplicatesAreNamed with their lines, at any depth, whether the field has an effect or not.
+// Duplicates are named with their lines, at any depth, whether the field has an effect or not.
 func TestDuplicatesAreNamed(t *testing.T) {
 	for text, want := range map[string]string{
 		"mode: iptables\nmode: ipvs":                                     `config.yaml:4: mapping key "mode" already defined at line 3`,
@@ -192,7 +192,7 @@ func TestDuplicatesAreNamed(t *testing.T) {
 	}
 }
 
-// TestUnknownFieldsAreNamed with their lines, and do not stop the proxy, as with kube-proxy.
+// Unknown fields are named with their lines, and do not stop the proxy, as with kube-proxy.
 func TestUnknownFieldsAreNamed(t *testing.T) {
 	for text, want := range map[string]string{
 		"modes: iptables":                   "config.yaml:3: modes",
@@ -207,7 +207,7 @@ func TestUnknownFieldsAreNamed(t *testing.T) {
 	}
 }
 
-// TestWhatAFileMayHave: what kube-proxy accepts.
+// A file may have what kube-proxy accepts.
 func TestWhatAFileMayHave(t *testing.T) {
 	for text, ok := range map[string]func(o *options) bool{
 		"iptables:\nnftables: ~\nipvs: null\nconntrack:\nwinkernel:\nclientConnection:\nlogging:\ndetectLocal:": func(o *options) bool { return o.iptables.masqueradeBit == 14 },

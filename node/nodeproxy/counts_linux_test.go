@@ -13,7 +13,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
-// TestConnectionsAreCounted on all ways: spctl and /metrics show the same numbers, exactly.
+// Connections are counted on all ways: spctl and /metrics show the same numbers, exactly.
 func TestConnectionsAreCounted(t *testing.T) {
 	t.Parallel()
 	c, d := newSmall(t), newDirectory(t)

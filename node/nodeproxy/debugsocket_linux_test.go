@@ -18,8 +18,8 @@ import (
 	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
-// TestTheDebugSocket is there while the proxy runs, for root only. The socket of a killed
-// process is replaced, and that of a running one is not.
+// The debug socket is there while the proxy runs, for root only. The socket of a killed process is replaced, and
+// the socket of a running one is not.
 func TestTheDebugSocket(t *testing.T) {
 	t.Parallel()
 	c, d := newSmall(t), newDirectory(t)
@@ -77,7 +77,7 @@ func dialsSocket(path string) bool {
 // socketOfRoot tells the part of a test that nobody runs where root listens.
 const socketOfRoot = "SERVICEPLANE_TEST_SOCKET"
 
-// TestTheDebugSocketRefusesOthers, even if the file's mode lets them connect.
+// The debug socket refuses others, even if the file's mode lets them connect.
 func TestTheDebugSocketRefusesOthers(t *testing.T) {
 	read := func(socket string) (int, error) {
 		conn, err := net.Dial("unix", socket)
@@ -115,8 +115,7 @@ func TestTheDebugSocketRefusesOthers(t *testing.T) {
 	netnstest.Unprivileged(t, func(*testing.T) {})
 }
 
-// TestTheSocketsFolder is for its user only if it is new. The folder stays, and the socket
-// does not.
+// The socket's folder is for its user only if the folder is new. The folder stays, and the socket does not.
 func TestTheSocketsFolder(t *testing.T) {
 	t.Parallel()
 	folder := filepath.Join(t.TempDir(), "new")
@@ -146,8 +145,8 @@ func TestAFileThatIsNoSocketStays(t *testing.T) {
 	}
 }
 
-// TestOneOfManyStartersListens at the socket of a process that was killed, time after time: the
-// others get the error, nobody removes its socket, and connections reach it.
+// One of many starters listens at the socket of a process that was killed, time after time: the others get the
+// error, nobody removes the socket, and connections reach it.
 func TestOneOfManyStartersListens(t *testing.T) {
 	t.Parallel()
 	const starters, rounds = 16, 100
@@ -189,7 +188,7 @@ func TestOneOfManyStartersListens(t *testing.T) {
 	}
 }
 
-// TestTheSocketTracesPackets that it sends itself, and names the rule that drops one.
+// The debug socket traces packets that it sends itself, and names the rule that drops one.
 func TestTheSocketTracesPackets(t *testing.T) {
 	t.Parallel()
 	c, d := newSmall(t), newDirectory(t)

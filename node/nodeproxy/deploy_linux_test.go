@@ -90,7 +90,7 @@ func TestTheManifest(t *testing.T) {
 	}
 }
 
-// TestThePluginFindsThePods of the manifest, with the port of its option, without flags.
+// The plugin finds the pods of the manifest, with the port of its option, without flags.
 func TestThePluginFindsThePods(t *testing.T) {
 	t.Parallel()
 	d := readDeployment(t, "PAGE")
@@ -107,8 +107,8 @@ func TestThePluginFindsThePods(t *testing.T) {
 	}
 }
 
-// TestTheImage is built from scratch by the script that builds the binary of the tests,
-// which needs no other file, with the oldest Go that compiles the module.
+// The image is built from scratch by the script that builds the binary of the tests, which needs no other file,
+// with the oldest Go that compiles the module.
 func TestTheImage(t *testing.T) {
 	t.Parallel()
 	read := func(path string) string {
@@ -241,8 +241,8 @@ func (a *eventAPI) expectEvent(t *testing.T) {
 	}
 }
 
-// TestTheContainer runs the program with the arguments, rights and account of the
-// manifest, against an API server that grants what the ClusterRole does.
+// The container runs the program with the arguments, rights and account of the manifest, against an API server that
+// grants what the ClusterRole does.
 func TestTheContainer(t *testing.T) {
 	t.Parallel()
 	c, d := newSmall(t), readDeployment(t, "PAGE")

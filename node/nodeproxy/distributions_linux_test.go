@@ -20,7 +20,7 @@ import (
 // distribution is how a distribution starts kube-proxy. Its command line is in
 // docs/MIGRATING.md.
 type distribution struct {
-	// files of the pod or the node: the path, and the file of testdata.
+	// files are of the pod or the node: the path, and the file of testdata.
 	files map[string]string
 	mode  mode
 	// warnings are the settings without effect.
@@ -168,7 +168,7 @@ func TestCommandLinesOfDistributions(t *testing.T) {
 	}
 }
 
-// TestTheDocumentHasEveryDistribution, and the test too.
+// The document has every distribution, and the test has each of them too.
 func TestTheDocumentHasEveryDistribution(t *testing.T) {
 	text, err := os.ReadFile("../../docs/MIGRATING.md")
 	netnstest.Check(t, err)

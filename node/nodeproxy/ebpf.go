@@ -25,7 +25,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// ebpfAnnotation on a Service leaves it to the rules in mode ebpf, if it is "false".
+// ebpfAnnotation leaves a Service to the rules in mode ebpf, if it is "false".
 const ebpfAnnotation = "serviceplane.io/ebpf"
 
 // socketFlags are the flags of mode ebpf. Its rules have those of mode nftables.

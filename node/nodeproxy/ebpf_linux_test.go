@@ -151,8 +151,8 @@ func TestModeEBPF(t *testing.T) {
 	}
 }
 
-// TestSocketsOfListedNamespaces are translated, or left to the rules, as soon as a namespace is in the
-// folder, and until it is not any more.
+// Sockets of listed namespaces are translated, or left to the rules, as soon as a namespace is in the folder, and
+// until it leaves the folder.
 func TestSocketsOfListedNamespaces(t *testing.T) {
 	t.Parallel()
 	for flag, whenListed := range map[string]bool{"--ebpf-only-namespaces": true, "--ebpf-skip-namespaces": false} {

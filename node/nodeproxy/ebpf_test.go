@@ -19,7 +19,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// TestCgroupsByDefault: the cgroups of pods, which may come later, and the one of daemons if it exists, never the root.
+// The default cgroups are those of pods, which may come later, and the one of daemons if it exists, never the root.
 func TestCgroupsByDefault(t *testing.T) {
 	for _, c := range []struct {
 		flag, there, want []string
@@ -68,7 +68,7 @@ func TestEBPFFlags(t *testing.T) {
 	}
 }
 
-// TestServicesAreLeftToTheRules by an annotation, beside that of health checks.
+// An annotation leaves Services to the rules, beside the annotation for health checks.
 func TestServicesAreLeftToTheRules(t *testing.T) {
 	for text, want := range map[string]bool{"": false, "true": false, "false": true, "maybe": false} {
 		log, logs := observer.New(zapcore.WarnLevel)

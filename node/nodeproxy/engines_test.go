@@ -12,7 +12,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 )
 
-// TestRemovalOfOtherModesIsTriedUntilItSucceeds, at least once a minute, and each reason is logged once.
+// The removal of other modes is tried at least once a minute until it succeeds, and each reason is logged once.
 func TestRemovalOfOtherModesIsTriedUntilItSucceeds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core, logs := observer.New(zap.InfoLevel)

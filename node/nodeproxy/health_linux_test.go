@@ -10,8 +10,8 @@ import (
 	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
-// TestAnEndpointThatStopsAnswering leaves, by checks that get no answer and by connections that
-// are refused, and returns when it answers again.
+// An endpoint that stops answering leaves, by checks that get no answer and by connections that are refused, and
+// returns when it answers again.
 func TestAnEndpointThatStopsAnswering(t *testing.T) {
 	const silent, refusing = "drop", "reject with tcp reset"
 	for title, c := range map[string]struct {
@@ -62,7 +62,7 @@ func (c *small) expectMetricUnderLoad(p *proxyProcess, line string) {
 	}
 }
 
-// TestABadHealthCheck is logged and counted; the Service works.
+// A bad health check is logged and counted, and the Service works.
 func TestABadHealthCheck(t *testing.T) {
 	t.Parallel()
 	n, d := newSmall(t), newDirectory(t)

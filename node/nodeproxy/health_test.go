@@ -19,7 +19,7 @@ func healthOf(t *testing.T, h *healthFlags, protocol v1.Protocol, annotations ma
 	return h.choose(&p)
 }
 
-// TestAnnotationsChooseTheHealthCheck: of all ports, of one port, and by default.
+// Annotations choose the health check of all ports, of one port, and by default.
 func TestAnnotationsChooseTheHealthCheck(t *testing.T) {
 	t.Parallel()
 	const share = 0.3

@@ -57,7 +57,7 @@ func TestEveryFlagOfKubeProxyIsKnown(t *testing.T) {
 	}
 }
 
-// TestTheDocumentListsWhatHasNoEffect: docs/REFERENCE.md, all flags and fields.
+// docs/REFERENCE.md lists all flags and fields without effect.
 func TestTheDocumentListsWhatHasNoEffect(t *testing.T) {
 	text, err := os.ReadFile("../../docs/REFERENCE.md")
 	if err != nil {
@@ -84,8 +84,7 @@ func TestTheDocumentListsWhatHasNoEffect(t *testing.T) {
 	}
 }
 
-// TestSettingsWithoutEffect are accepted, and named once unless their value is
-// kube-proxy's default.
+// Settings without effect are accepted, and named once unless their value is kube-proxy's default.
 func TestSettingsWithoutEffect(t *testing.T) {
 	var args, want []string
 	for _, n := range withoutEffect() {
@@ -162,7 +161,7 @@ func TestBadArguments(t *testing.T) {
 	}
 }
 
-// TestFeatureGates that are known here switch something, or are always on.
+// Feature gates that are known here switch something, or are always on.
 func TestFeatureGates(t *testing.T) {
 	for text, want := range map[string]struct{ off, ignored string }{
 		"":                             {"", ""},

@@ -215,9 +215,9 @@ func (s *leavingService) test() (took time.Duration) {
 	return took
 }
 
-// TestNoConnectionReachesThePodAfterTheHook, in every mode that this kernel has, whatever the traffic policies, the
-// topology, the other endpoints and the EndpointSlices are, and whenever the nodes and the hook see them: with real
-// nodes, packets and hooks.
+// No connection reaches the pod after the hook, in every mode that this kernel has, whatever the traffic policies,
+// the topology, the other endpoints and the EndpointSlices are, and whenever the nodes and the hook see them: with
+// real nodes, packets and hooks.
 func TestNoConnectionReachesThePodAfterTheHook(t *testing.T) {
 	t.Parallel()
 	modes := []mode{modeNFTables, modeIPTables, modeEBPF, modeUserspace}

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestTheSecondProxyWaits, also in another mode: it logs the process of the first one, and
-// takes over when that is killed. --cleanup is refused while a proxy runs.
+// The second proxy waits, also in another mode: it logs the process of the first proxy, and takes over when the
+// first proxy is killed. --cleanup is refused while a proxy runs.
 func TestTheSecondProxyWaits(t *testing.T) {
 	t.Parallel()
 	c, d := newSmall(t), newDirectory(t)

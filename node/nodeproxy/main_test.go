@@ -55,8 +55,8 @@ func execute(ctx context.Context, args []string, out io.Writer) error {
 	return command.ExecuteContext(ctx)
 }
 
-// TestAllErrorsOfACommandLineAreReported (VAL-01 to VAL-06), each with the flag, its value
-// and the allowed ones.
+// All errors of a command line are reported (VAL-01 to VAL-06), each with the flag, its value and the allowed
+// values.
 func TestAllErrorsOfACommandLineAreReported(t *testing.T) {
 	args := []string{
 		"--proxy-mode=bpf", "--ebpf-mode=faster", "--ebpf-cgroups=kubepods", "--ebpf-bpffs=bpf", "--ebpf-only-namespaces=netns", "--ebpf-skip-namespaces=/mesh", "--ebpf-forward-peers=[", "--foo", "bar", "-x", "surplus", "--masquerade-all=maybe", "--nftables-masquerade-bit", "32",
@@ -119,7 +119,7 @@ func TestHelpListsTheFlags(t *testing.T) {
 	}
 }
 
-// TestTheVersionIsPrinted with the version of Go.
+// The version is printed with the version of Go.
 func TestTheVersionIsPrinted(t *testing.T) {
 	var out bytes.Buffer
 	if err := execute(t.Context(), []string{"--version"}, &out); err != nil {

@@ -51,9 +51,9 @@ type modeChange struct {
 	cut, refused, leftOver int64
 }
 
-// TestNoConnectionIsCut by a change of mode, and no new one is refused, while the proxy of
-// one mode ends and that of another starts. When open connections end, nothing of the old
-// mode is left. A process of mode userspace lingers while the next one starts.
+// A change of mode cuts no open connection and refuses no new one, while the proxy of one mode ends and the proxy
+// of another mode starts. When open connections end, nothing of the old mode is left. A process of mode userspace
+// lingers while the next one starts.
 func TestNoConnectionIsCut(t *testing.T) {
 	var all []string
 	for _, m := range modes() {

@@ -12,7 +12,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// fastPathAnnotation on a Service lets its established connections skip the node's rules, or not.
+// fastPathAnnotation lets established connections of a Service skip the node's rules, or not.
 const fastPathAnnotation = "serviceplane.io/fast-path"
 
 // The values of --nftables-fast-path.

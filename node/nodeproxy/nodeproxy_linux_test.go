@@ -24,8 +24,8 @@ import (
 	"github.com/serviceplane/serviceplane/node/healthcheck"
 )
 
-// TestTheLogOfClientGo is in the format of the proxy's own: the warning about the event
-// Starting, which client-go logs with klog, and the one of the informers' logger.
+// The log of client-go is in the format of the proxy's own log: the warning about the event Starting, which
+// client-go logs with klog, and the warning of the informers' logger.
 func TestTheLogOfClientGo(t *testing.T) {
 	t.Parallel()
 	ns := netnstest.New(t)
@@ -189,7 +189,7 @@ func TestARestartKeepsFlows(t *testing.T) {
 	c.expectOpen(flow, "pod-1")
 }
 
-// TestTwoInstancesShareANode, each with its own names, mark and ports.
+// Two instances share a node, each with its own names, mark and ports.
 func TestTwoInstancesShareANode(t *testing.T) {
 	t.Parallel()
 	c, d, other := newSmall(t), newDirectory(t), newDirectory(t)
@@ -253,7 +253,7 @@ func TestHealthAndMetrics(t *testing.T) {
 	}
 }
 
-// TestAServerThatCannotListen retries, and the proxy works meanwhile.
+// A server that cannot listen retries, and the proxy works meanwhile.
 func TestAServerThatCannotListen(t *testing.T) {
 	t.Parallel()
 	c, d := newSmall(t), newDirectory(t)

@@ -45,7 +45,7 @@ func TestTheMetricsServersPages(t *testing.T) {
 	}
 }
 
-// TestUnknownHostNamesAreRefused, except by /healthz.
+// Unknown host names are refused, except by /healthz.
 func TestUnknownHostNamesAreRefused(t *testing.T) {
 	for _, c := range []struct {
 		host, path string
@@ -69,7 +69,7 @@ func TestUnknownHostNamesAreRefused(t *testing.T) {
 	}
 }
 
-// TestConfigz has the shape of kube-proxy's: HC-40.
+// The page /configz has the shape of kube-proxy's: HC-40.
 func TestConfigz(t *testing.T) {
 	w := httptest.NewRecorder()
 	o := parse(t, "--cluster-cidr=10.244.0.0/16", "--nftables-min-sync-period=2s", "--conntrack-udp-timeout=77s", "--metrics-bind-address=192.0.2.1",

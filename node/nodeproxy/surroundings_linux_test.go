@@ -139,8 +139,8 @@ func (s *spans) has(names ...string) bool {
 		slices.Contains(s.services, "service.name=nodeproxy") && slices.Contains(s.services, "k8s.node.name=node-1")
 }
 
-// TestTracesAreExported by OTLP over HTTP, the last ones when the proxy ends. The proxy
-// works while the collector is unreachable.
+// Traces are exported by OTLP over HTTP, the last ones when the proxy ends. The proxy works while the collector is
+// unreachable.
 func TestTracesAreExported(t *testing.T) {
 	t.Parallel()
 	c, d := newSmall(t), newDirectory(t)
@@ -167,7 +167,7 @@ func TestTracesAreExported(t *testing.T) {
 	}
 }
 
-// TestTheDebugPage explains packets of the node.
+// The debug page explains packets of the node.
 func TestTheDebugPage(t *testing.T) {
 	t.Parallel()
 	c, d := newSmall(t), newDirectory(t)

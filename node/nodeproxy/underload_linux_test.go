@@ -246,9 +246,9 @@ func table(rows []row) string {
 	return b.String()
 }
 
-// TestTrafficIsNotAffected by restarts of the proxy and by a second instance: no new
-// connection fails, no open one is reset, and session affinity holds. Only a flush of the
-// rules makes connections fail, until the proxy has restored them.
+// Traffic is not affected by restarts of the proxy and by a second instance: no new connection fails, no open one
+// is reset, and session affinity holds. Only a flush of the rules makes connections fail, until the proxy has
+// restored them.
 func TestTrafficIsNotAffected(t *testing.T) {
 	l := newLoaded(t)
 	flags := []string{"--manifests=" + l.manifests, "--cluster-cidr=10.244.0.0/16", "--state-dir=" + t.TempDir(), "--metrics-bind-address="}

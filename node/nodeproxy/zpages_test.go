@@ -24,7 +24,7 @@ func askZ(t *testing.T, z http.Handler, accept ...string) *httptest.ResponseReco
 	return w
 }
 
-// TestZPagesNegotiate like those of Kubernetes' components (KEP-4827, KEP-4828).
+// The z-pages negotiate like those of Kubernetes' components (KEP-4827, KEP-4828).
 func TestZPagesNegotiate(t *testing.T) {
 	const deprecated = `299 - "This version of the flagz endpoint is deprecated. Please use a newer version."`
 	z := read(t).flagz()
@@ -57,7 +57,7 @@ func TestZPagesNegotiate(t *testing.T) {
 	}
 }
 
-// TestFlagz has all flags with their values.
+// The page /flagz has all flags with their values.
 func TestFlagz(t *testing.T) {
 	o := read(t, "--instance=edge", "--vmodule=a=1")
 	o.flags = map[string]string{"instance": "edge", "vmodule": "a=1"}

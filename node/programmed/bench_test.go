@@ -59,8 +59,8 @@ func benchSlice(service, endpoints int) *discovery.EndpointSlice {
 	return proxiertest.Slice("shop", "s"+strconv.Itoa(service), discovery.AddressTypeIPv4, options...)
 }
 
-// BenchmarkSends is the time of an answer about an endpoint, among 100,000: the first one, the next one, and one
-// after a change of a Service. docs/PROGRAMMED.md has the result.
+// BenchmarkSends measures the time of an answer about an endpoint, among 100,000: the first one, the next one, and
+// one after a change of a Service. docs/PROGRAMMED.md has the result.
 func BenchmarkSends(b *testing.B) {
 	p := programs(b, 0)
 	asks := func(b *testing.B, addr netip.Addr) {
@@ -94,8 +94,8 @@ func BenchmarkSends(b *testing.B) {
 	})
 }
 
-// BenchmarkHandler is the time of a node's answer, from the Status of a real Provider with 10,000
-// Services, with no failed service port and with 100. docs/PROGRAMMED.md has the result.
+// BenchmarkHandler measures the time of a node's answer, from the Status of a real Provider with 10,000 Services,
+// with no failed service port and with 100. docs/PROGRAMMED.md has the result.
 func BenchmarkHandler(b *testing.B) {
 	for _, failing := range []int{0, 100} {
 		b.Run("failed="+strconv.Itoa(failing), func(b *testing.B) {

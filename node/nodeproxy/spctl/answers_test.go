@@ -59,7 +59,7 @@ func TestAnswers(t *testing.T) {
 	golden(t, "answers.txt", all.String())
 }
 
-// TestExamplesBeginWithTheCommand, also if another program mounts it, and each time.
+// Examples begin with the command, also if another program mounts it, and each time.
 func TestExamplesBeginWithTheCommand(t *testing.T) {
 	t.Parallel()
 	agent := &cobra.Command{Use: "agent"}
@@ -80,7 +80,7 @@ func TestExamplesBeginWithTheCommand(t *testing.T) {
 	}
 }
 
-// TestParameters are what the flags of trace become.
+// The flags of trace become parameters.
 func TestParameters(t *testing.T) {
 	t.Parallel()
 	asked := ""

@@ -165,7 +165,7 @@ func TestNodes(t *testing.T) {
 		"get shop/web", "get shop/idle --node node-1", "status --node node-9"))
 }
 
-// TestDiffWithAFile: what command state printed before a change.
+// TestDiffWithAFile compares with what command state printed before a change.
 func TestDiffWithAFile(t *testing.T) {
 	t.Parallel()
 	same, other := serve(t, debughttp.Handler(newProxy(t))), serve(t, debughttp.Handler(newProxy(t, otherProxy)))
@@ -213,7 +213,7 @@ func TestDiffLeavesOutTheCanary(t *testing.T) {
 	}
 }
 
-// TestASliceThatFitsNoPortIsShown, with its ports: without it nothing says why there are no endpoints.
+// A slice that fits no port is shown with its ports: without it nothing says why there are no endpoints.
 func TestASliceThatFitsNoPortIsShown(t *testing.T) {
 	t.Parallel()
 	address := serve(t, debughttp.Handler(newProxy(t, func(p *proxier.Proxier) {
@@ -244,7 +244,7 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// TestErrors say what failed, why, and what to do.
+// Errors say what failed, why, and what to do.
 func TestErrors(t *testing.T) {
 	t.Parallel()
 	working := serve(t, debughttp.Handler(newProxy(t)))
@@ -289,7 +289,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// TestAnInterruptEndsARequest that gets no answer.
+// An interrupt ends a request that gets no answer.
 func TestAnInterruptEndsARequest(t *testing.T) {
 	t.Parallel()
 	ctx, stop := context.WithCancel(t.Context())
@@ -306,7 +306,7 @@ func TestAnInterruptEndsARequest(t *testing.T) {
 	}
 }
 
-// TestSyncs lists the first sync of each IP family, whose order differs from run to run.
+// Command syncs lists the first sync of each IP family. Their order differs from run to run.
 func TestSyncs(t *testing.T) {
 	t.Parallel()
 	out, err := run(t, serve(t, debughttp.Handler(newProxy(t))), "syncs")
@@ -367,7 +367,7 @@ func (n *noticing) Write(p []byte) (int, error) {
 
 func (n *noticing) Unwrap() http.ResponseWriter { return n.ResponseWriter }
 
-// TestWatch prints changes as they are programmed, of one Service if asked for.
+// Command watch prints changes as they are programmed, of one Service if asked for.
 func TestWatch(t *testing.T) {
 	t.Parallel()
 	for format, want := range map[string]string{

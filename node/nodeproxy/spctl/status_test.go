@@ -32,8 +32,8 @@ var statuses = map[string]struct {
 	"trace":    {map[string]int{"10.244.1.5 10.96.0.10:80": 2}, []string{"", "10.0.0.1", "--timeout x a b", "--packets x a b"}},
 }
 
-// TestExitStatusOfEverySubcommand: of what the package documents, for a proxy that works, for one
-// that does not run, for another program, and for wrong arguments.
+// Every subcommand has the exit status that the package documents, for a proxy that works, for one that does not
+// run, for another program, and for wrong arguments.
 func TestExitStatusOfEverySubcommand(t *testing.T) {
 	t.Parallel()
 	const nobody = "http://127.0.0.1:1"
@@ -65,8 +65,7 @@ func TestExitStatusOfEverySubcommand(t *testing.T) {
 	check("ftp://x", "status", spctl.StatusFailed)
 }
 
-// TestExitStatusOfAnswers: what verify and trace found. An error of a proxy that has another cause
-// is no difference.
+// The exit status says what verify and trace found. An error of a proxy that has another cause is no difference.
 func TestExitStatusOfAnswers(t *testing.T) {
 	t.Parallel()
 	for answer, want := range map[string]int{

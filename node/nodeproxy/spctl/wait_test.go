@@ -25,7 +25,7 @@ func hasHeard(t *testing.T, p *proxier.Proxier, version string) {
 	}
 }
 
-// TestWait ends when the last node has the change, and names those behind when the time ends.
+// Command wait ends when the last node has the change, and names the nodes behind when the time ends.
 func TestWait(t *testing.T) {
 	t.Parallel()
 	fast, slow := newProxy(t), newProxy(t)

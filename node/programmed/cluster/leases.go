@@ -41,7 +41,7 @@ const (
 	renewEvery = 5 * time.Second
 	// mostWrites is how many Leases a second all nodes write together, about.
 	mostWrites = 500
-	// intervalAnnotation of the switch has the shortest pause between two writes of a node.
+	// intervalAnnotation gives the switch the shortest pause between two writes of a node.
 	intervalAnnotation = "serviceplane.io/programmed-interval"
 	shortestInterval   = time.Second
 	// longestInterval bounds what one waiter can do to others, who may write the switch too. It is that of

@@ -131,7 +131,7 @@ func runPlugin(t *testing.T, args ...string) (string, error) {
 	return out.String(), err
 }
 
-// TestThePlugin shows the nodes side by side, and those that do not answer.
+// The plugin shows the nodes side by side, and those that do not answer.
 func TestThePlugin(t *testing.T) {
 	t.Parallel()
 	kubeconfig := "--kubeconfig=" + startCluster(t, "10.96.0.11")
@@ -179,7 +179,7 @@ func TestNodesThatAgree(t *testing.T) {
 	}
 }
 
-// TestAnotherName is that of the program for one proxy.
+// Under another name, the program is the one for one proxy.
 func TestAnotherName(t *testing.T) {
 	t.Parallel()
 	if got := commandFor("/usr/bin/spctl").Flags().Lookup("kubeconfig"); got != nil {
