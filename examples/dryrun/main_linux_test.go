@@ -33,7 +33,7 @@ func directory(t *testing.T, text string) string {
 	return dir
 }
 
-// TestTheSameFilesGiveTheSamePlan also with several Services, for which the trackers have no order.
+// The same files give the same plan, also with several Services, for which the trackers have no order.
 func TestTheSameFilesGiveTheSamePlan(t *testing.T) {
 	for _, engine := range []string{"nftables", "iptables", "ipvs", "ebpf", "userspace"} {
 		for range 5 {
@@ -45,7 +45,7 @@ func TestTheSameFilesGiveTheSamePlan(t *testing.T) {
 	}
 }
 
-// TestEveryEnginePlans a directory, and the change of an endpoint.
+// Every engine plans a directory, and the change of an endpoint.
 func TestEveryEnginePlans(t *testing.T) {
 	before, after := directory(t, shop), directory(t, strings.Replace(shop, "10.244.1.5", "10.244.1.6", 1))
 	for _, engine := range []string{"nftables", "iptables", "ipvs", "ebpf", "userspace"} {

@@ -82,8 +82,8 @@ func expect(t *testing.T, answers map[string]int, shares map[string]float64) {
 // draws is the number of connections of which a distribution is taken.
 const draws = 400
 
-// TestWeightsSplitConnectionsBetweenServices, whatever the number of their endpoints. A change
-// of the weights cuts no connection.
+// Weights split the connections between Services, whatever the number of their endpoints. A change of the weights
+// cuts no connection.
 func TestWeightsSplitConnectionsBetweenServices(t *testing.T) {
 	s := newStage(t)
 	pods := append(s.world.LocalPods, s.world.RemotePods...)
@@ -142,7 +142,7 @@ func TestWeightsSplitConnectionsBetweenServices(t *testing.T) {
 	})
 }
 
-// TestMissingBackendsRefuseTheirShare of the connections, as do Services without endpoints.
+// Missing backends refuse their share of the connections, as do Services without endpoints.
 func TestMissingBackendsRefuseTheirShare(t *testing.T) {
 	s := newStage(t)
 	pod := s.world.RemotePods[0]
@@ -249,7 +249,7 @@ func TestRoutesAttachAndDetach(t *testing.T) {
 	})
 }
 
-// TestInvalidEndpointsFailOneListener, which its status says. The others go on.
+// Invalid endpoints fail one listener, as its status says. The other listeners go on.
 func TestInvalidEndpointsFailOneListener(t *testing.T) {
 	s := newStage(t)
 	pod := s.world.RemotePods[0]

@@ -142,7 +142,7 @@ func grantOf(to string) string {
 	return gatewayGroup + "kind: ReferenceGrant\nmetadata: {namespace: shop, name: grant}\nspec: {from: [{group: gateway.networking.k8s.io, kind: TCPRoute, namespace: apps}], to: [" + to + "]}\n---\n"
 }
 
-// TestPlans: what objects become. A condition that is not listed is not compared.
+// TestPlans compares what objects become. A condition that is not listed is not compared.
 func TestPlans(t *testing.T) {
 	edge := gatewayOf("edge", "listeners: ["+listenTCP+"]")
 	far := routeOf("apps/r", "name: edge", "{namespace: shop, name: far, port: 80}")
@@ -285,7 +285,7 @@ func TestPlans(t *testing.T) {
 	}
 }
 
-// TestTerminatingEndpointsServe if a Service has no others, as in kube-proxy.
+// Terminating endpoints serve if a Service has no others, as in kube-proxy.
 func TestTerminatingEndpointsServe(t *testing.T) {
 	service := proxiertest.Service("apps", "a", proxiertest.Port("web", v1.ProtocolTCP, 80))
 	slice := func(options ...proxiertest.SliceOption) *discovery.EndpointSlice {
@@ -304,7 +304,7 @@ func TestTerminatingEndpointsServe(t *testing.T) {
 	}
 }
 
-// TestOtherControllersStatusStays, and a parent that is no longer named goes.
+// The status of other controllers stays, and a parent that is no longer named goes.
 func TestOtherControllersStatusStays(t *testing.T) {
 	parent := func(name gw.ObjectName, controller gw.GatewayController) gw.RouteParentStatus {
 		return gw.RouteParentStatus{ParentRef: gw.ParentReference{Name: name}, ControllerName: controller}
@@ -317,7 +317,7 @@ func TestOtherControllersStatusStays(t *testing.T) {
 	}
 }
 
-// TestFailuresAreInTheStatus of the listener and the Gateway.
+// A failure is in the status of the listener and of the Gateway.
 func TestFailuresAreInTheStatus(t *testing.T) {
 	g := &gw.Gateway{ObjectMeta: metav1.ObjectMeta{Namespace: "apps", Name: "edge"}, Spec: gw.GatewaySpec{GatewayClassName: "test", Listeners: []gw.Listener{
 		{Name: "tcp", Port: 80, Protocol: gw.TCPProtocolType}, {Name: "udp", Port: 80, Protocol: gw.UDPProtocolType},

@@ -137,7 +137,7 @@ func TestAChangeOfEngineBreaksNoConnection(t *testing.T) {
 	}
 }
 
-// TestAConnectionWaitsForAnEndpoint that is added after the proxy has called activate.
+// A connection waits for an endpoint that is added after the proxy has called activate.
 func TestAConnectionWaitsForAnEndpoint(t *testing.T) {
 	activated := make(chan changetracker.ServicePortName, 1)
 	s := newStage(t, func(_ context.Context, name changetracker.ServicePortName) {

@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// timeout of a connection. It covers a second SYN, which Linux needs to receive a
+	// timeout bounds a connection. It covers a second SYN, which Linux needs to receive a
 	// rejection over IPv6.
 	timeout = 1500 * time.Millisecond
 )

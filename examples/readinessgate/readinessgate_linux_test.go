@@ -171,7 +171,7 @@ func (c *testCluster) start(args ...string) (logs *observer.ObservedLogs, stop f
 	return logs, stop
 }
 
-// TestWhatClientGoSaysIsInTheLog, and not in that of klog.
+// What client-go says is in the log of the program, and not in the log of klog.
 func TestWhatClientGoSaysIsInTheLog(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 1)

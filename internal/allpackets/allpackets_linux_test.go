@@ -215,7 +215,7 @@ type source struct {
 	isNode bool
 }
 
-// sources: the node, pods, clients, endpoints, and the ends of source ranges with their
+// sources are the node, pods, clients, endpoints, and the ends of source ranges with their
 // neighbours.
 func sources(c *oracle.Cluster, is4 bool) []source {
 	node := parsed(netip.MustParseAddr, "192.0.2.10", "2001:db8::10")
@@ -268,7 +268,7 @@ func last(p netip.Prefix) netip.Addr {
 	return a
 }
 
-// destinations: all VIPs, the node, loopback, a free ClusterIP, an endpoint, and others.
+// destinations are all VIPs, the node, loopback, a free ClusterIP, an endpoint, and others.
 func destinations(c *oracle.Cluster, is4 bool) []netip.Addr {
 	set := map[netip.Addr]bool{}
 	for _, a := range parsed(netip.MustParseAddr, "127.0.0.1", "127.0.0.5", "10.96.1.1", "10.244.2.6", "8.8.8.8", "::1", "fd00:96::f0f0", "fd00:244:2::6", "2001:db8:ffff::1") {
@@ -292,7 +292,7 @@ func destinations(c *oracle.Cluster, is4 bool) []netip.Addr {
 	return slices.SortedFunc(maps.Keys(set), netip.Addr.Compare)
 }
 
-// ports: all ports of Services, and their neighbours.
+// ports are all ports of Services, and their neighbours.
 func ports(c *oracle.Cluster) []uint16 {
 	set := map[uint16]bool{}
 	for _, s := range c.Services {

@@ -121,7 +121,7 @@ func (e *events) want(t *testing.T, want ...string) {
 	}
 }
 
-// TestListsHaveSelectors for labels and fields, and return a version and kinds.
+// A list has selectors for labels and fields, and returns a version and kinds.
 func TestListsHaveSelectors(t *testing.T) {
 	s := New(t, Options{Hidden: []string{"servicecidrs"}})
 	s.Put(t, service("b", "10.96.0.2", nil), service("a", "10.96.0.1", map[string]string{"proxy": "x"}),
@@ -147,7 +147,7 @@ func TestListsHaveSelectors(t *testing.T) {
 	}
 }
 
-// TestErrorsAreStatusObjects with code and reason.
+// An error is a status object with code and reason.
 func TestErrorsAreStatusObjects(t *testing.T) {
 	s := New(t, Options{Hidden: []string{"servicecidrs"}})
 	for path, want := range map[string]int{
@@ -186,7 +186,7 @@ func TestWatchesHaveSelectors(t *testing.T) {
 	watchURL(t, s.URL()+path+"&resourceVersion=8&timeoutSeconds=0").want(t, "end")
 }
 
-// TestListsAreStreamed with the option: all objects, a bookmark, then changes.
+// With the option, a list is streamed: all objects, a bookmark, then changes.
 func TestListsAreStreamed(t *testing.T) {
 	s := New(t, Options{WatchList: true})
 	s.Put(t, service("b", "", nil), service("a", "", nil))
@@ -203,7 +203,7 @@ func TestListsAreStreamed(t *testing.T) {
 	}
 }
 
-// TestCompactedVersionsAreExpired; a watch that has sent all changes continues.
+// A compacted version is expired, and a watch that has sent all changes continues.
 func TestCompactedVersionsAreExpired(t *testing.T) {
 	s := New(t, Options{})
 	s.Put(t, service("a", "", nil))
@@ -223,7 +223,7 @@ func TestCompactedVersionsAreExpired(t *testing.T) {
 	}
 }
 
-// TestStopClosesConnections, and Start serves the same objects.
+// Stop closes all connections, and Start serves the same objects.
 func TestStopClosesConnections(t *testing.T) {
 	s := New(t, Options{})
 	e := watchURL(t, s.URL()+"/api/v1/services?watch=true")

@@ -15,8 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// TestObjectsAreWritten one at a time: with versions, generations, a status of their own, and
-// the conflicts of an API server.
+// Objects are written one at a time: with versions, generations, a status of their own, and the conflicts of an API
+// server.
 func TestObjectsAreWritten(t *testing.T) {
 	s := New(t, Options{
 		Resources: []Resource{{schema.GroupVersionKind{Group: "example.org", Version: "v1", Kind: "Thing"}, "things"}},

@@ -96,7 +96,7 @@ func happened(sum map[string]int) string {
 	return strings.Join(lines, "\n")
 }
 
-// TestFaultsHappen shows that the scenarios have the faults that they are for.
+// The scenarios have the faults that they are for.
 func TestFaultsHappen(t *testing.T) {
 	sum := map[string]int{}
 	playSeed(t, 458396722429, sum) // a change comes and goes while a service port waits for its next try
@@ -134,7 +134,7 @@ func TestLarge(t *testing.T) {
 	}
 }
 
-// TestReplay shows that a seed decides everything.
+// A seed decides everything in a run.
 func TestReplay(t *testing.T) {
 	for seed := range uint64(5) {
 		if a, b := newScenario(seed+1).run(t), newScenario(seed+1).run(t); a.digest != b.digest || a.digest == 0 {
@@ -143,7 +143,7 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// TestPlantedFaults shows that the properties catch faults: each one within a few seeds.
+// The properties catch each planted fault within a few seeds.
 func TestPlantedFaults(t *testing.T) {
 	for _, fault := range plantedFaults {
 		t.Run(fault.name, func(t *testing.T) {
@@ -160,7 +160,7 @@ func TestPlantedFaults(t *testing.T) {
 	}
 }
 
-// TestShrink shows that a failure comes down to the ops that cause it.
+// A failure shrinks to the ops that cause it.
 func TestShrink(t *testing.T) {
 	sc := newScenario(6)
 	for _, fault := range plantedFaults {

@@ -71,7 +71,7 @@ func TestImports(t *testing.T) {
 // needAPIServer matches the tests of examples that need the API server of internal/apitest.
 var needAPIServer = regexp.MustCompile(`^examples/(cni-plugin|gateway|prestop|readinessgate)/.*_test\.go$`) // read-only
 
-// TestExamplesCanBeCopied to another module, which cannot import an internal package.
+// Another module can copy the examples: they import no internal package.
 func TestExamplesCanBeCopied(t *testing.T) {
 	t.Parallel()
 	for name, text := range documents.Read(t, root, ".go") {
@@ -84,7 +84,7 @@ func TestExamplesCanBeCopied(t *testing.T) {
 // unshown matches the folders of packages that need no Example.
 var unshown = regexp.MustCompile(`^\.$|^(docs|hack|examples|internal|node/nodeproxy/cmd)(/|$)|/internal/`) // read-only
 
-// TestEveryPackageHasAnExample that runs: go doc shows it.
+// Every package has an example that runs: go doc shows it.
 func TestEveryPackageHasAnExample(t *testing.T) {
 	t.Parallel()
 	has := map[string]bool{}

@@ -68,7 +68,7 @@ func TestTheKernelAgrees(t *testing.T) {
 	}
 }
 
-// TestIndexesNeverChange on machines of this byte order.
+// The indexes never change on machines of this byte order.
 func TestIndexesNeverChange(t *testing.T) {
 	for source, want := range map[string]int{"192.0.2.1:0": 10128, "192.0.2.1:1": 30426, "[2001:db8::1]:0": 27352, "[2001:db8::1]:1": 11551} {
 		if got := jhash.Source(netip.MustParseAddrPort(source), 65521); got != want {

@@ -26,7 +26,7 @@ func shares(table []uint16, n int) []int {
 	return counts
 }
 
-// TestSharesFollowWeights: within one slot of the exact share, or 2 %, whichever is more.
+// Shares follow the weights within one slot of the exact share, or 2 %, whichever is more.
 func TestSharesFollowWeights(t *testing.T) {
 	t.Parallel()
 	for title, weights := range map[string][]uint16{

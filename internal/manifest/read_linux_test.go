@@ -119,7 +119,7 @@ type actingContext struct {
 
 func (c actingContext) Err() error { c.act(); return c.Context.Err() }
 
-// TestAFileWrittenWhileItIsRead returns an error, and no mix of two versions.
+// Reading a file while it is written gives an error, and no mix of two versions.
 func TestAFileWrittenWhileItIsRead(t *testing.T) {
 	path := t.TempDir() + "/a.yaml"
 	for name, act := range map[string]func(){

@@ -12,8 +12,8 @@ import (
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 )
 
-// TestACallWithoutAnAnswerEnds, and the next one gets its own answers: those to earlier requests,
-// which come first, do not count.
+// A call without an answer ends, and the next call gets its own answers. Answers to earlier requests, which come
+// first, do not count.
 func TestACallWithoutAnAnswerEnds(t *testing.T) {
 	t.Parallel()
 	ns := netnstest.New(t)

@@ -70,7 +70,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestTheEndOfAContextEndsACall, and the next call works.
+// The end of a context ends a call, and the next call works.
 func TestTheEndOfAContextEndsACall(t *testing.T) {
 	t.Parallel()
 	conn, peer := pair(t)

@@ -12,7 +12,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/poll"
 )
 
-// TestNotificationsOfEndedFlows are all read, or the kernel says that it had no room for some.
+// All notifications of ended flows are read, or the kernel says that it had no room for some.
 func TestNotificationsOfEndedFlows(t *testing.T) {
 	ns := netnstest.New(t)
 	const flows = 300

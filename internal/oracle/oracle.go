@@ -232,7 +232,7 @@ func (p *servicePort) older(o *servicePort) bool {
 	return cmp.Or(mine.Compare(theirs.Time), strings.Compare(string(p.service.UID), string(o.service.UID)), p.name.Compare(o.name)) < 0
 }
 
-// acceptsNodePorts: never at loopback addresses (PKT-30 to PKT-32).
+// acceptsNodePorts is never true for loopback addresses (PKT-30 to PKT-32).
 func (o *oracle) acceptsNodePorts(a netip.Addr) bool {
 	return a.IsValid() && !a.IsLoopback() && slices.Contains(o.Node.Addresses, a) && within(o.NodePortAddresses, a)
 }
@@ -306,7 +306,7 @@ func ByKey(a, b desired.Key) int {
 	return cmp.Or(a.VIP.Compare(b.VIP), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol))
 }
 
-// frontend: which endpoints answer, and whose source is masqueraded.
+// frontend says which endpoints answer, and whose source is masqueraded.
 func (o *oracle) frontend(c claim, internalLocal, externalLocal bool) Frontend {
 	f := Frontend{Key: c.key, Kind: c.kind, Scope: "Cluster"}
 	switch {
@@ -408,7 +408,7 @@ func newEndpoint(a netip.AddrPort, api *discovery.Endpoint, slice *discovery.End
 
 func (e endpoint) draining() bool { return e.serving && e.terminating }
 
-// endpoints of a service port, sorted by address, each as the slice with the best record has it.
+// endpoints returns the endpoints of a service port, sorted by address, each as the slice with the best record has it.
 func (o *oracle) endpoints(p *servicePort) []endpoint {
 	best := map[netip.AddrPort]endpoint{}
 	for _, slice := range o.Slices {
@@ -431,7 +431,8 @@ func (o *oracle) endpoints(p *servicePort) []endpoint {
 	return slices.SortedFunc(maps.Values(best), func(a, b endpoint) int { return a.addr.Compare(b.addr) })
 }
 
-// better: one that lives, then a ready one, then one that serves, then the newer slice's.
+// better reports whether e comes before o: one that lives, then a ready one, then one that serves, then the newer
+// slice's.
 func (e endpoint) better(o endpoint) bool {
 	for _, c := range [][2]bool{{!e.terminating, !o.terminating}, {e.ready, o.ready}, {e.serving, o.serving}} {
 		if c[0] != c[1] {
@@ -479,7 +480,7 @@ func (o *oracle) clusterEndpoints(all []endpoint) []endpoint {
 	return ready
 }
 
-// localEndpoints: those of this node, whatever the hints (TOP-04).
+// localEndpoints returns the endpoints on this node, whatever the hints (TOP-04).
 func (o *oracle) localEndpoints(all []endpoint) []endpoint {
 	local := only(all, func(e endpoint) bool { return o.Node.Name != "" && e.node == o.Node.Name })
 	if ready := only(local, func(e endpoint) bool { return e.ready }); len(ready) > 0 {

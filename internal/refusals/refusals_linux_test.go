@@ -182,7 +182,7 @@ func destinations(c *oracle.Cluster, n int, family v1.IPFamily) (all []destinati
 	return all
 }
 
-// kinds of packets, for each destination.
+// kinds returns a packet of each kind, for each destination.
 func kinds(family v1.IPFamily) []packet {
 	echo := desired.Protocol(unix.IPPROTO_ICMP)
 	if family == v1.IPv6Protocol {

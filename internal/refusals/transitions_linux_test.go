@@ -63,9 +63,9 @@ func onIPTables() engine {
 	})}
 }
 
-// TestTransitionsKeepServing is PKT-96: whatever changes of a Service, as long as an endpoint is right before and after,
-// every connection and every datagram is answered, also from one source port again and again. A datagram that
-// meets a change may be lost: the client sends it again.
+// Whatever changes of a Service (PKT-96): as long as an endpoint is right before and after, every connection and
+// every datagram is answered, also from one source port again and again. A datagram that meets a change may be
+// lost: the client sends it again.
 func TestTransitionsKeepServing(t *testing.T) {
 	names := slices.Sorted(maps.Keys(transitions()))
 	some := chance.Some(t, 6, names...)
