@@ -22,7 +22,7 @@ type Engine struct {
 	config Config
 	family v1.IPFamily
 	log    *zap.Logger
-	rules  proxier.Engine // an *nftables.Engine, never nil
+	rules  proxier.Engine // that of package nftables, never nil
 
 	forward   *forwarder // never nil
 	datagrams *datagrams // nil if UDP is left to the rules

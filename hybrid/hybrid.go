@@ -17,19 +17,13 @@ import (
 	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
-// Engine is a proxier.Engine that assigns the frontends of each service port to its members. Its abilities use
-// the members that have them.
-type Engine struct {
-	choose  Choose
+// engine is the Engine of New.
+type engine struct {
+	choose  func(s *desired.Service, kind desired.Kind) string
 	members []Member
 	can     []proxier.Abilities // of the members
 	placed  map[changetracker.ServicePortName]placement
 }
-
-// Choose returns the name of the member for the frontends of a kind of a service port, for example from
-// its Port.Ext, which Options.DecorateService has set from an annotation. It must be pure. An unknown name
-// means the first member.
-type Choose func(s *desired.Service, kind desired.Kind) string
 
 // Member is one of the engines, with a name that is unique among them.
 type Member struct {
@@ -37,14 +31,22 @@ type Member struct {
 	Engine proxier.Engine
 }
 
-var _ proxier.Engine = (*Engine)(nil)
+var _ proxier.Engine = (*engine)(nil)
 
-// New returns an Engine.
-func New(choose Choose, members ...Member) (*Engine, error) {
+// New returns an Engine that assigns the frontends of each service port to its members. choose returns the name
+// of the member for the frontends of a kind of a service port, for example from its Port.Ext, which
+// Tracker.DecorateService has set from an annotation. It must be pure. An unknown name means the first member.
+//
+// If the new member of a frontend fails to program its service port, the frontend stays with the old one. The
+// abilities use the members that have them: Plan and Dump have a title for each member, a service port that
+// moves to another member begins to count at zero, and Descriptors are those of the first member that counts
+// them. Traits are those of the member that has the first frontend, and of the first member for addresses
+// without a Service. Cleanup and Close are for all members.
+func New(choose func(s *desired.Service, kind desired.Kind) string, members ...Member) (proxier.Engine, error) {
 	if choose == nil || len(members) == 0 || len(members) > mostMembers {
 		return nil, fmt.Errorf("%w: hybrid: choose is nil, or there are not 1 to %d members", proxier.ErrInvalidConfig, mostMembers)
 	}
-	h := &Engine{choose: choose, members: members, placed: map[changetracker.ServicePortName]placement{}}
+	h := &engine{choose: choose, members: members, placed: map[changetracker.ServicePortName]placement{}}
 	for i, e := range members {
 		if e.Engine == nil || slices.ContainsFunc(members[:i], func(o Member) bool { return o.Name == e.Name }) {
 			return nil, fmt.Errorf("%w: hybrid: member %q has no engine or is listed twice", proxier.ErrInvalidConfig, e.Name)
@@ -54,9 +56,8 @@ func New(choose Choose, members ...Member) (*Engine, error) {
 	return h, nil
 }
 
-// Apply implements proxier.Engine. If the new member of a frontend fails to program its service port,
-// the frontend stays with the old one.
-func (h *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
+// Apply implements proxier.Engine.
+func (h *engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
 	first := h.updates(&update)
 	moves := map[changetracker.ServicePortName]move{}
 	placed := h.placed
@@ -94,7 +95,7 @@ type move struct {
 
 // updates returns an Update without service ports for each member. Only the first member
 // handles addresses without a Service.
-func (h *Engine) updates(of *desired.Update) []desired.Update {
+func (h *engine) updates(of *desired.Update) []desired.Update {
 	updates := make([]desired.Update, len(h.members))
 	for i := range updates {
 		updates[i] = desired.Update{Family: of.Family, Full: of.Full, Gone: of.Gone, Was: of.Was, Now: of.Now, Globals: of.Globals}
@@ -106,7 +107,7 @@ func (h *Engine) updates(of *desired.Update) []desired.Update {
 }
 
 // program applies the first updates, in which old members still have what moves, and then the last ones.
-func (h *Engine) program(ctx context.Context, first []desired.Update, moves map[changetracker.ServicePortName]move) (proxier.Result, error) {
+func (h *engine) program(ctx context.Context, first []desired.Update, moves map[changetracker.ServicePortName]move) (proxier.Result, error) {
 	total := proxier.Result{FlowEnds: map[changetracker.ServicePortName][]netip.AddrPort{}}
 	var errs []error
 	for i, u := range first {
@@ -127,7 +128,7 @@ func (h *Engine) program(ctx context.Context, first []desired.Update, moves map[
 }
 
 // applyTo applies an update to a member, and adds the result to the total. What it fails to get does not move.
-func (h *Engine) applyTo(ctx context.Context, member int, u desired.Update, total *proxier.Result, moves map[changetracker.ServicePortName]move) error {
+func (h *engine) applyTo(ctx context.Context, member int, u desired.Update, total *proxier.Result, moves map[changetracker.ServicePortName]move) error {
 	result, err := h.members[member].Engine.Apply(ctx, u)
 	h.add(total, &result, member, moves)
 	for _, e := range result.Failed {
@@ -140,7 +141,7 @@ func (h *Engine) applyTo(ctx context.Context, member int, u desired.Update, tota
 }
 
 // givenUp returns the updates in which members give up what has moved.
-func (h *Engine) givenUp(first []desired.Update, moves map[changetracker.ServicePortName]move) []desired.Update {
+func (h *engine) givenUp(first []desired.Update, moves map[changetracker.ServicePortName]move) []desired.Update {
 	last := make([]desired.Update, len(h.members))
 	for i, of := range first {
 		last[i] = desired.Update{Family: of.Family, Was: of.Was, Now: of.Now, Globals: of.Globals}
@@ -158,7 +159,7 @@ func (h *Engine) givenUp(first []desired.Update, moves map[changetracker.Service
 }
 
 // mayHave records that a member may have anything of a service port.
-func (h *Engine) mayHave(name changetracker.ServicePortName, member int) {
+func (h *engine) mayHave(name changetracker.ServicePortName, member int) {
 	p := h.placed[name]
 	p[0] |= bit(member)
 	h.placed[name] = p
@@ -166,7 +167,7 @@ func (h *Engine) mayHave(name changetracker.ServicePortName, member int) {
 
 // add adds the result of a member to the total. Flows of a service port that moves end at
 // its new member.
-func (h *Engine) add(total, o *proxier.Result, engine int, moves map[changetracker.ServicePortName]move) {
+func (h *engine) add(total, o *proxier.Result, engine int, moves map[changetracker.ServicePortName]move) {
 	total.Failed = append(total.Failed, o.Failed...)
 	total.Limited = append(total.Limited, o.Limited...)
 	total.Left = append(total.Left, o.Left...)
@@ -185,19 +186,16 @@ func (h *Engine) add(total, o *proxier.Result, engine int, moves map[changetrack
 	}
 }
 
-// Traits implements proxier.Engine. It asks the member that has the first frontend, and the first member
-// for addresses without a Service.
-func (h *Engine) Traits(s *desired.Service) desired.Traits {
+// Traits implements proxier.Engine.
+func (h *engine) Traits(s *desired.Service) desired.Traits {
 	if s == nil {
 		return h.members[0].Engine.Traits(nil)
 	}
 	return h.members[h.index(s, kindsOf(s)[0])].Engine.Traits(s)
 }
 
-// Abilities implements proxier.Engine: each uses the members that have it. Plan and Dump have a title for each
-// member. A service port that moves to another member begins to count at zero. Descriptors are those of the
-// first member that counts them.
-func (h *Engine) Abilities() (can proxier.Abilities) {
+// Abilities implements proxier.Engine: see New.
+func (h *engine) Abilities() (can proxier.Abilities) {
 	for _, of := range h.can {
 		can.OwnsNames = can.OwnsNames || of.OwnsNames
 		set(&can.Watch, h.watch, of.Watch != nil)
@@ -220,7 +218,7 @@ func set[F any](ability *F, ours F, has bool) {
 	}
 }
 
-func (h *Engine) lingers(endpoint netip.AddrPort) string {
+func (h *engine) lingers(endpoint netip.AddrPort) string {
 	for _, can := range h.can {
 		if can.Lingers != nil {
 			if why := can.Lingers(endpoint); why != "" {
@@ -231,7 +229,7 @@ func (h *Engine) lingers(endpoint netip.AddrPort) string {
 	return ""
 }
 
-func (h *Engine) conditions() (all []proxier.Condition) {
+func (h *engine) conditions() (all []proxier.Condition) {
 	for _, can := range h.can {
 		if can.Conditions != nil {
 			all = append(all, can.Conditions()...)
@@ -242,7 +240,7 @@ func (h *Engine) conditions() (all []proxier.Condition) {
 
 // watch returns when ctx ends, or when the Watch of a member returns another error than
 // errors.ErrUnsupported.
-func (h *Engine) watch(ctx context.Context, damaged func(proxier.Damage)) error {
+func (h *engine) watch(ctx context.Context, damaged func(proxier.Damage)) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	able := make([]bool, len(h.members))
@@ -266,7 +264,7 @@ func (h *Engine) watch(ctx context.Context, damaged func(proxier.Damage)) error 
 	return errors.Join(errs...)
 }
 
-func (h *Engine) plan(update desired.Update) (string, error) {
+func (h *engine) plan(update desired.Update) (string, error) {
 	parts := h.parts(&update)
 	var text strings.Builder
 	err := h.each(func(i int) error {
@@ -280,7 +278,7 @@ func (h *Engine) plan(update desired.Update) (string, error) {
 	return text.String(), err
 }
 
-func (h *Engine) dump(ctx context.Context, w io.Writer) error {
+func (h *engine) dump(ctx context.Context, w io.Writer) error {
 	return h.each(func(i int) error {
 		if h.can[i].Dump == nil {
 			return nil
@@ -290,7 +288,7 @@ func (h *Engine) dump(ctx context.Context, w io.Writer) error {
 	})
 }
 
-func (h *Engine) counts(ctx context.Context) (all connection.Counts, err error) {
+func (h *engine) counts(ctx context.Context) (all connection.Counts, err error) {
 	counted := false
 	err = h.each(func(i int) error {
 		if h.can[i].Counts == nil {
@@ -310,7 +308,7 @@ func (h *Engine) counts(ctx context.Context) (all connection.Counts, err error) 
 }
 
 // parts is a full Update for each member, with the frontends that it should have.
-func (h *Engine) parts(update *desired.Update) []desired.Update {
+func (h *engine) parts(update *desired.Update) []desired.Update {
 	parts := h.updates(update)
 	for s := range update.Services() {
 		all := with{now: h.placementOf(s)}
@@ -323,7 +321,7 @@ func (h *Engine) parts(update *desired.Update) []desired.Update {
 	return parts
 }
 
-func (h *Engine) verify(ctx context.Context, update desired.Update) (total proxier.Verification, err error) {
+func (h *engine) verify(ctx context.Context, update desired.Update) (total proxier.Verification, err error) {
 	parts := h.parts(&update)
 	err = h.each(func(i int) error {
 		if h.can[i].Verify == nil {
@@ -337,10 +335,10 @@ func (h *Engine) verify(ctx context.Context, update desired.Update) (total proxi
 	return total, err
 }
 
-func (h *Engine) title(i int) string { return "# " + h.members[i].Name + "\n" }
+func (h *engine) title(i int) string { return "# " + h.members[i].Name + "\n" }
 
 // each calls a function for all members.
-func (h *Engine) each(call func(i int) error) error {
+func (h *engine) each(call func(i int) error) error {
 	var errs []error
 	for i, m := range h.members {
 		if err := call(i); err != nil {
@@ -351,12 +349,12 @@ func (h *Engine) each(call func(i int) error) error {
 }
 
 // Cleanup implements proxier.Engine: it cleans up all members.
-func (h *Engine) Cleanup(ctx context.Context) error {
+func (h *engine) Cleanup(ctx context.Context) error {
 	clear(h.placed)
 	return h.each(func(i int) error { return h.members[i].Engine.Cleanup(ctx) })
 }
 
 // Close implements proxier.Engine: it closes all members.
-func (h *Engine) Close() error {
+func (h *engine) Close() error {
 	return h.each(func(i int) error { return h.members[i].Engine.Close() })
 }

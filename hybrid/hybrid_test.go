@@ -62,16 +62,16 @@ func (j *journal) Abilities() proxier.Abilities           { return proxier.Abili
 
 func (j *journal) Cleanup(context.Context) error { clear(j.has); return j.fail }
 
-func pair(t *testing.T, choice map[string]string) (h *Engine, a, b *journal, entries *[]string) {
+func pair(t *testing.T, choice map[string]string) (h *engine, a, b *journal, entries *[]string) {
 	t.Helper()
 	entries = &[]string{}
 	a = &journal{name: "a", entries: entries, has: map[string]bool{}}
 	b = &journal{name: "b", entries: entries, has: map[string]bool{}}
-	h, err := New(func(s *desired.Service, _ desired.Kind) string { return choice[s.Name.Name] }, Member{"a", a}, Member{"b", b})
+	made, err := New(func(s *desired.Service, _ desired.Kind) string { return choice[s.Name.Name] }, Member{"a", a}, Member{"b", b})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return h, a, b, entries
+	return made.(*engine), a, b, entries
 }
 
 func desiredOf(names ...string) []*desired.Service {
@@ -305,13 +305,13 @@ func mustBeAsked(t *testing.T, can *proxier.Abilities) {
 	}
 }
 
-func of(t *testing.T, members ...Member) *Engine {
+func of(t *testing.T, members ...Member) *engine {
 	t.Helper()
 	h, err := New(func(*desired.Service, desired.Kind) string { return "able" }, members...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return h
+	return h.(*engine)
 }
 
 // counter is an engine that counts, or says that it does not.
@@ -356,7 +356,7 @@ func TestCountsAreThoseOfAllMembersThatCount(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := h.counts(t.Context())
+		got, err := h.Abilities().Counts(t.Context())
 		var names []string
 		for _, p := range got.ServicePorts {
 			names = append(names, p.Name.Name)
@@ -414,7 +414,8 @@ func TestEachFrontendIsSomewhere(t *testing.T) {
 			s.has, s.refuses = map[changetracker.ServicePortName][]desired.Kind{}, map[changetracker.ServicePortName]bool{}
 			members = append(members, Member{string(rune('a' + i)), s})
 		}
-		h, err := New(func(s *desired.Service, kind desired.Kind) string { return s.Port.Ext.(string)[kind-1 : kind] }, members...)
+		choose := func(s *desired.Service, kind desired.Kind) string { return s.Port.Ext.(string)[kind-1 : kind] }
+		h, err := New(choose, members...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -481,7 +482,7 @@ func TestEachFrontendIsSomewhere(t *testing.T) {
 					continue
 				}
 				for _, kind := range kindsOf(s) {
-					if want := h.choose(s, kind); there(name, kind) != want {
+					if want := choose(s, kind); there(name, kind) != want {
 						t.Fatalf("seed %d, step %d: %q have the %v of %v, want %s", seed, step, there(name, kind), kind, name, want)
 					}
 				}

@@ -29,7 +29,7 @@ func kindsOf(s *desired.Service) []desired.Kind {
 }
 
 // placementOf returns the chosen members of a service port, which may be nil.
-func (h *Engine) placementOf(s *desired.Service) (p placement) {
+func (h *engine) placementOf(s *desired.Service) (p placement) {
 	if s == nil {
 		return p
 	}
@@ -42,7 +42,7 @@ func (h *Engine) placementOf(s *desired.Service) (p placement) {
 }
 
 // index returns the chosen member of the frontends of a kind.
-func (h *Engine) index(s *desired.Service, kind desired.Kind) int {
+func (h *engine) index(s *desired.Service, kind desired.Kind) int {
 	name := h.choose(s, kind)
 	return max(0, slices.IndexFunc(h.members, func(e Member) bool { return e.Name == name }))
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-func (e *Engine) apply(ctx context.Context, update *desired.Update) error {
+func (e *engine) apply(ctx context.Context, update *desired.Update) error {
 	if err := e.connect(ctx); err != nil {
 		return err
 	}
@@ -43,13 +43,13 @@ func (e *Engine) apply(ctx context.Context, update *desired.Update) error {
 }
 
 // sameGlobals reports whether g changes no chain.
-func (e *Engine) sameGlobals(g *desired.Globals) bool {
+func (e *engine) sameGlobals(g *desired.Globals) bool {
 	was := &e.model.globals
 	return was.SameDetection(g) && slices.Equal(was.PodCIDRs, g.PodCIDRs) && slices.Equal(was.NodePortAddresses, g.NodePortAddresses)
 }
 
 // set gives the model the plan of a service port; nil removes it.
-func (e *Engine) set(name changetracker.ServicePortName, p *portPlan) {
+func (e *engine) set(name changetracker.ServicePortName, p *portPlan) {
 	if p != nil {
 		e.updated[name] = step{before: e.model.ports[name], after: p}
 	}
@@ -59,7 +59,7 @@ func (e *Engine) set(name changetracker.ServicePortName, p *portPlan) {
 
 // writeOnce runs iptables-restore once and returns its input. If another program has
 // changed the tables, it reads and writes everything.
-func (e *Engine) writeOnce(ctx context.Context, everything bool) (text string, err error) {
+func (e *engine) writeOnce(ctx context.Context, everything bool) (text string, err error) {
 	intact, err := e.guard.check(everything)
 	if err != nil {
 		return "", err
@@ -85,7 +85,7 @@ func (e *Engine) writeOnce(ctx context.Context, everything bool) (text string, e
 }
 
 // compose returns the script to run, and the chains that it changes.
-func (e *Engine) compose(ctx context.Context, everything bool) (s *script, want map[string]ruleset, err error) {
+func (e *engine) compose(ctx context.Context, everything bool) (s *script, want map[string]ruleset, err error) {
 	if everything {
 		return e.composeFull(ctx)
 	}
@@ -95,7 +95,7 @@ func (e *Engine) compose(ctx context.Context, everything bool) (s *script, want 
 }
 
 // composeFull reads both tables and compares them with the model.
-func (e *Engine) composeFull(ctx context.Context) (s *script, want map[string]ruleset, err error) {
+func (e *engine) composeFull(ctx context.Context) (s *script, want map[string]ruleset, err error) {
 	want = e.model.allChains()
 	changes, left := map[string]*change{}, e.have
 	e.have, e.rules, e.jumps = map[string]ruleset{}, map[string]int{}, map[string]ruleset{}
@@ -125,7 +125,7 @@ func (e *Engine) composeFull(ctx context.Context) (s *script, want map[string]ru
 }
 
 // completeLocalnet adds the rules that keep other hosts from loopback addresses.
-func (e *Engine) completeLocalnet(o *observed, want ruleset) error {
+func (e *engine) completeLocalnet(o *observed, want ruleset) error {
 	chain := e.model.names.localnet()
 	rules, err := e.localnet.rules(o.chains[chain], e.model.localhost())
 	if err != nil {
@@ -140,7 +140,7 @@ func (e *Engine) completeLocalnet(o *observed, want ruleset) error {
 // allowLocalnet sets route_localnet if node ports are accepted on loopback addresses. If the rules
 // that keep other hosts out do not include the record, it leaves the setting alone, and the tables
 // count as changed, so that Watch requests a full sync.
-func (e *Engine) allowLocalnet() error {
+func (e *engine) allowLocalnet() error {
 	if !e.model.localhost() {
 		return nil
 	}
@@ -159,7 +159,7 @@ func (e *Engine) allowLocalnet() error {
 }
 
 // record updates have and rules after a write.
-func (e *Engine) record(want map[string]ruleset) {
+func (e *engine) record(want map[string]ruleset) {
 	for table, chains := range want {
 		for chain, rules := range chains {
 			e.rules[table] += len(rules) - len(e.have[table][chain])
@@ -173,7 +173,7 @@ func (e *Engine) record(want map[string]ruleset) {
 }
 
 // effectOf returns the state that a script has left.
-func (e *Engine) effectOf(s *script, isFull bool) *effect {
+func (e *engine) effectOf(s *script, isFull bool) *effect {
 	written := map[chainID][]rule{}
 	for id := range s.chains {
 		written[id] = e.have[id.table][id.chain]
@@ -185,7 +185,7 @@ func (e *Engine) effectOf(s *script, isFull bool) *effect {
 }
 
 // Apply implements proxier.Engine.
-func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
+func (e *engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
 	defer e.wakeWatch() // after mu is unlocked
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -198,7 +198,7 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 	return result, err
 }
 
-func (e *Engine) wakeWatch() {
+func (e *engine) wakeWatch() {
 	select {
 	case e.written <- struct{}{}:
 	default:

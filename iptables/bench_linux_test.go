@@ -115,9 +115,9 @@ func (c *bench) config(ns *netns.NS) Config {
 	return Config{Config: proxier.Config{NetNS: ns.Path(), Names: c.names}, Variant: c.variant}.WithDefaults()
 }
 
-func (c *bench) engine(tb testing.TB, ns *netns.NS) *Engine {
+func (c *bench) engine(tb testing.TB, ns *netns.NS) *engine {
 	tb.Helper()
-	e, err := NewEngine(c.config(ns), v1.IPv4Protocol, proxier.Deps{})
+	e, err := newEngine(c.config(ns), v1.IPv4Protocol, proxier.Deps{})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -141,7 +141,7 @@ func (c *bench) fullUpdate() desired.Update {
 	return u
 }
 
-func (c *bench) apply(tb testing.TB, e *Engine, u desired.Update) {
+func (c *bench) apply(tb testing.TB, e *engine, u desired.Update) {
 	tb.Helper()
 	if _, err := e.Apply(tb.Context(), u); err != nil {
 		tb.Fatalf("apply: %v", err)
@@ -245,7 +245,7 @@ func (c *bench) restart(b *testing.B) {
 }
 
 // full is a full sync without differences.
-func (c *bench) full(b *testing.B, e *Engine) {
+func (c *bench) full(b *testing.B, e *engine) {
 	b.ReportAllocs()
 	var r report
 	for range b.N {
@@ -274,7 +274,7 @@ func (c *bench) readFloor(b *testing.B) {
 }
 
 // replace replaces one endpoint in each of some Services, there and back.
-func (c *bench) replace(b *testing.B, e *Engine, services, whole int) {
+func (c *bench) replace(b *testing.B, e *engine, services, whole int) {
 	b.ReportAllocs()
 	var r report
 	versions := [2][]*desired.Service{}

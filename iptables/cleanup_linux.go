@@ -10,11 +10,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Cleanup implements proxier.Engine. It cleans both variants, because a predecessor may
-// have used the other one. A chain of the instance that another program's chain jumps to
-// is flushed and stays. The rule that keeps other hosts from loopback addresses stays
-// while route_localnet is 1, if this instance did not set it.
-func (e *Engine) Cleanup(ctx context.Context) error {
+// Cleanup implements proxier.Engine: see NewEngine.
+func (e *engine) Cleanup(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.trusted = false
@@ -44,7 +41,7 @@ func (e *Engine) Cleanup(ctx context.Context) error {
 }
 
 // restoreLocalnet restores route_localnet if this process or a predecessor has set it.
-func (e *Engine) restoreLocalnet(ctx context.Context, tools []kernel) error {
+func (e *engine) restoreLocalnet(ctx context.Context, tools []kernel) error {
 	names, errs := e.config.chains(), []error{}
 	for _, t := range tools {
 		o, err := observe(ctx, t, tableFilter, names)
@@ -54,7 +51,7 @@ func (e *Engine) restoreLocalnet(ctx context.Context, tools []kernel) error {
 	return errors.Join(append(errs, e.localnet.restore())...)
 }
 
-func (e *Engine) cleanTables(ctx context.Context, k kernel) error {
+func (e *engine) cleanTables(ctx context.Context, k kernel) error {
 	names := e.config.chains()
 	s := newScript()
 	for _, table := range []string{tableFilter, tableNAT, "mangle"} {
@@ -81,7 +78,7 @@ func (e *Engine) cleanTables(ctx context.Context, k kernel) error {
 
 // keepLocalnet removes the chain that keeps other hosts from loopback addresses from o,
 // and so from what is deleted, if it is still needed.
-func (e *Engine) keepLocalnet(o *observed, chain string) error {
+func (e *engine) keepLocalnet(o *observed, chain string) error {
 	rules, err := e.localnet.rules(o.chains[chain], false)
 	if err != nil || rules == nil {
 		return err

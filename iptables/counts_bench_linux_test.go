@@ -30,8 +30,8 @@ func BenchmarkCounts(b *testing.B) {
 		b.Cleanup(func() { netnstest.Check(b, plain.Close()) })
 		for _, of := range []struct {
 			name string
-			e    *Engine
-		}{{"off", plain}, {"on", c.Engine}} {
+			e    *engine
+		}{{"off", plain}, {"on", c.engine}} {
 			off.apply(b, of.e, off.fullUpdate())
 			b.Run(fmt.Sprintf("%s/N=%d/E=%d/replaced=1/counts=%s", variant, services, endpoints, of.name), func(b *testing.B) {
 				versions := [2]*desired.Service{replaced(c.b.services[7], 1), c.b.services[7]}

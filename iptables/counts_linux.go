@@ -81,7 +81,7 @@ func (t *totals) add(k counterKey, value uint64) {
 }
 
 // beginTally runs before the first write: what rules have counted before is nobody's.
-func (e *Engine) beginTally(ctx context.Context) error {
+func (e *engine) beginTally(ctx context.Context) error {
 	t := e.totals
 	if t == nil || t.begun {
 		return nil
@@ -100,7 +100,7 @@ func (e *Engine) beginTally(ctx context.Context) error {
 }
 
 // addDeleted adds what deleted rules have counted.
-func (e *Engine) addDeleted() {
+func (e *engine) addDeleted() {
 	t := e.totals
 	if t == nil {
 		return
@@ -135,7 +135,7 @@ func (t *totals) applied(update *desired.Update, m *model) {
 
 // Counts is for proxier.Abilities: it reads the counters of the rules from the kernel. It waits
 // for a sync, and a sync waits for it.
-func (e *Engine) Counts(ctx context.Context) (connection.Counts, error) {
+func (e *engine) Counts(ctx context.Context) (connection.Counts, error) {
 	if e.totals == nil {
 		return connection.Counts{}, counting.ErrOff
 	}

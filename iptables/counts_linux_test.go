@@ -22,7 +22,7 @@ import (
 // countedNode is a node whose engine counts connections. The addresses of endpoints are behind a
 // peer, which does not answer.
 type countedNode struct {
-	*Engine
+	*engine
 
 	b        *bench
 	lockFile string
@@ -44,7 +44,7 @@ func newCountedNode(tb testing.TB, variant Variant, names proxier.Names, service
 	netnstest.Check(tb, c.b.ns.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), netip.MustParseAddr("192.0.2.2")))
 	config := c.b.config(c.b.ns)
 	config.CountConnections = true
-	e, err := NewEngine(config, v1.IPv4Protocol, proxier.Deps{})
+	e, err := newEngine(config, v1.IPv4Protocol, proxier.Deps{})
 	netnstest.Check(tb, err)
 	e.open = func(ctx context.Context) (kernel, error) {
 		t := e.toolConfig(variant)
@@ -52,7 +52,7 @@ func newCountedNode(tb testing.TB, variant Variant, names proxier.Names, service
 		return openTool(ctx, t)
 	}
 	tb.Cleanup(func() { netnstest.Check(tb, e.Close()) })
-	c.Engine = e
+	c.engine = e
 	return c
 }
 
@@ -112,7 +112,7 @@ func eachCountedNode(t *testing.T, test func(t *testing.T, c *countedNode)) {
 func TestCountsBesideWrites(t *testing.T) {
 	t.Parallel()
 	eachCountedNode(t, func(t *testing.T, c *countedNode) {
-		c.b.apply(t, c.Engine, c.b.fullUpdate())
+		c.b.apply(t, c.engine, c.b.fullUpdate())
 		const rounds, each = 12, 60
 		var sending, others sync.WaitGroup
 		ctx, stop := context.WithCancel(t.Context())
@@ -138,7 +138,7 @@ func TestCountsBesideWrites(t *testing.T) {
 				u.Full = true
 				u.Changes = append(u.Changes, desired.ChangesTo(others5(c.b.services, i%len(c.b.services))...)...)
 			}
-			c.b.apply(t, c.Engine, u)
+			c.b.apply(t, c.engine, u)
 		}
 		sending.Wait()
 		stop()
@@ -184,14 +184,14 @@ func (c *countedNode) runOther(tb testing.TB, args ...string) {
 func TestCountsAfterDamage(t *testing.T) {
 	t.Parallel()
 	eachCountedNode(t, func(t *testing.T, c *countedNode) {
-		c.b.apply(t, c.Engine, c.b.fullUpdate())
+		c.b.apply(t, c.engine, c.b.fullUpdate())
 		s := c.b.services[0]
 		c.connect(t, s, 20)
 		if c.b.variant == VariantLegacy {
 			c.counted(t, nil)
 		}
 		c.runOther(t, "-t", "nat", "-F")
-		c.b.apply(t, c.Engine, c.b.fullUpdate())
+		c.b.apply(t, c.engine, c.b.fullUpdate())
 		c.connect(t, s, 9)
 		if got := c.counted(t, nil)[s.Name.Name]; got != 29 {
 			t.Errorf("%d connections, want 29", got)
@@ -205,7 +205,7 @@ func TestALockedTableIsReadAgain(t *testing.T) {
 	t.Parallel()
 	c := newCountedNode(t, VariantLegacy, proxier.DefaultNames(), 1)
 	c.config.LockWait = time.Minute
-	c.b.apply(t, c.Engine, c.b.fullUpdate())
+	c.b.apply(t, c.engine, c.b.fullUpdate())
 	c.connect(t, c.b.services[0], 4)
 	lock, err := unix.Open(c.lockFile, unix.O_RDONLY|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
 	netnstest.Check(t, err)

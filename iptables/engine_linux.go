@@ -15,9 +15,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Engine programs one IP family. It implements proxier.Engine, Planner, Dumper, Verifier,
-// Watcher and Counter. Calls must not overlap, but Watch, Counts and Traits run beside all others.
-type Engine struct {
+// engine programs one IP family.
+type engine struct {
 	config Config
 	family v1.IPFamily
 	log    *zap.Logger
@@ -49,15 +48,33 @@ type Engine struct {
 // step is the plan of a service port before and after an update.
 type step struct{ before, after *portPlan }
 
-// NewEngine returns the engine of one family. It runs no program and writes nothing
-// before the first Apply.
-func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, error) {
+// NewEngine returns the engine of one family. It runs no program and writes nothing before the first Apply.
+// Close stops watching; the rules stay.
+//
+// Plan returns the input of iptables-restore that programs the update from scratch. Dump prints the instance's
+// chains, and the rules that jump to them, in the format of iptables-save. Verify compares the output of
+// iptables-save with the chains that a new engine would write, and the jumps to them in built-in chains. A chain
+// of ours that is empty may be there if a chain of another program jumps to it. Watch checks the tables every
+// second and after each write. Counts reads the counters of the rules; a sync waits for it.
+//
+// Cleanup cleans both variants, because a predecessor may have used the other one. A chain of the instance that
+// another program's chain jumps to is flushed and stays. The rule that keeps other hosts from loopback addresses
+// stays while route_localnet is 1, if this instance did not set it.
+func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (proxier.Engine, error) {
+	e, err := newEngine(config, family, deps)
+	if err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+func newEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*engine, error) {
 	config = config.WithDefaults()
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
 	log := lightdeps.Logger(deps.Logger, "iptables", family)
-	e := &Engine{
+	e := &engine{
 		config: config, family: family, log: log, written: make(chan struct{}, 1), watchPeriod: watchPeriod,
 		totals:   newTotals(config.CountConnections),
 		localnet: localnet{netNS: config.NetNS, log: log},
@@ -66,7 +83,7 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 	return e, nil
 }
 
-func (e *Engine) toolConfig(v Variant) toolConfig {
+func (e *engine) toolConfig(v Variant) toolConfig {
 	return toolConfig{
 		family: e.family, netNS: e.config.NetNS, names: e.config.chains(), variant: v, lockWait: e.config.LockWait, timeout: e.config.Timeout, log: e.log,
 		counting: e.config.CountConnections,
@@ -78,28 +95,28 @@ func (e *Engine) toolConfig(v Variant) toolConfig {
 func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 	config = config.WithDefaults()
 	deps = nodedeps.Complete(config.Config, deps)
-	return lightdeps.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) { return NewEngine(config, family, deps) })
+	return lightdeps.Provider(config.Config, deps, func(family v1.IPFamily) (*engine, error) { return newEngine(config, family, deps) })
 }
 
 // Traits implements proxier.Engine.
-func (e *Engine) Traits(*desired.Service) desired.Traits {
+func (e *engine) Traits(*desired.Service) desired.Traits {
 	return desired.Traits{ServiceIPsPass: true, LoopbackNodePorts: e.config.LocalhostNodePorts, NoHash: true}
 }
 
 // Abilities implements proxier.Engine.
-func (e *Engine) Abilities() proxier.Abilities {
+func (e *engine) Abilities() proxier.Abilities {
 	return proxier.Abilities{OwnsNames: true, Watch: e.Watch, Plan: e.Plan, Dump: e.Dump, Counts: e.Counts, Verify: e.Verify}
 }
 
 // Close stops watching. The rules stay, and the next Apply must be full.
-func (e *Engine) Close() error {
+func (e *engine) Close() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.kernel, e.trusted = nil, false
 	return e.guard.close()
 }
 
-func (e *Engine) connect(ctx context.Context) error {
+func (e *engine) connect(ctx context.Context) error {
 	if e.kernel != nil {
 		return nil
 	}

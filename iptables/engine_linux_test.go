@@ -340,7 +340,7 @@ func (w *world) startOdd(odd toolConfig) *proxier.Proxier {
 	w.t.Helper()
 	config := w.config().WithDefaults()
 	config.Families = []v1.IPFamily{v1.IPv4Protocol}
-	e, err := NewEngine(config, v1.IPv4Protocol, proxier.Deps{})
+	e, err := newEngine(config, v1.IPv4Protocol, proxier.Deps{})
 	if err != nil {
 		w.t.Fatal(err)
 	}

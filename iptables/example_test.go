@@ -16,7 +16,7 @@ import (
 
 // What iptables-restore would read about a Service, with kube-proxy's names. To plan
 // needs no privilege and runs no program.
-func ExampleEngine_Plan() {
+func ExampleNewEngine() {
 	config := iptables.Config{Config: proxier.Config{Names: proxier.KubeProxyNames()}}
 	engine, errEngine := iptables.NewEngine(config, v1.IPv4Protocol, proxier.Deps{})
 	tracker, errTracker := changetracker.New(changetracker.Options{})

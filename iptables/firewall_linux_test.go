@@ -31,7 +31,7 @@ func TestHealthCheckNodePortsBehindAFirewall(t *testing.T) {
 		config := w.config().WithDefaults()
 		config.Node = changetracker.Node{Name: "node"}
 		deps := lightdeps.Complete(proxier.Deps{}, config.NetNS)
-		p, err := lightdeps.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) { return NewEngine(config, family, deps) })
+		p, err := lightdeps.Provider(config.Config, deps, func(family v1.IPFamily) (*engine, error) { return newEngine(config, family, deps) })
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -50,7 +50,7 @@ func (o *effect) allChains() map[chainID][]rule {
 }
 
 // guard tracks whether the tables are still as the engine's last write left them. It is
-// guarded by Engine.mu.
+// guarded by engine.mu.
 type guard struct {
 	watcher watcher // nil until the engine is connected to the kernel
 	// intact is the result of the last check; reported means that Watch has reported that the

@@ -37,7 +37,7 @@ type hooks struct {
 	saves atomic.Int32
 	// told counts the reports of damage.
 	told   atomic.Int32
-	engine *Engine
+	engine *engine
 }
 
 // readsOfChanges lets Watch compare no texts any more, and returns the function that counts the
@@ -74,13 +74,13 @@ func (t *hookedTool) restore(ctx context.Context, input []byte) error {
 
 // anonymous does not report who did the damage, so that no backoff delays repairs.
 type anonymous struct {
-	*Engine
+	*engine
 
 	told *atomic.Int32
 }
 
 func (a *anonymous) Abilities() proxier.Abilities {
-	can := a.Engine.Abilities()
+	can := a.engine.Abilities()
 	can.Watch = func(ctx context.Context, damaged func(proxier.Damage)) error {
 		return a.Watch(ctx, func(proxier.Damage) {
 			a.told.Add(1)
@@ -95,7 +95,7 @@ func (w *world) startHooked() (*proxier.Proxier, *hooks) {
 	w.t.Helper()
 	config, h := w.config().WithDefaults(), &hooks{}
 	p, err := lightdeps.Provider(config.Config, proxier.Deps{}, func(family v1.IPFamily) (*anonymous, error) {
-		e, err := NewEngine(config, family, proxier.Deps{})
+		e, err := newEngine(config, family, proxier.Deps{})
 		if err != nil {
 			return nil, err
 		}

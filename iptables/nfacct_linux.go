@@ -99,7 +99,7 @@ func (t *tool) counts(ctx context.Context, counter string) error {
 
 // ensureCounters makes the counters of the rules if the kernel and the programs can count.
 // It returns false if they cannot: the rules work without.
-func (e *Engine) ensureCounters(ctx context.Context, k kernel) bool {
+func (e *engine) ensureCounters(ctx context.Context, k kernel) bool {
 	c, ok := k.(nfacctKernel)
 	if !ok || e.config.HealthChecksOnly {
 		return false
@@ -116,7 +116,7 @@ func (e *Engine) ensureCounters(ctx context.Context, k kernel) bool {
 }
 
 // removeCounters deletes the counters, which no rule of this family uses any more.
-func (e *Engine) removeCounters() error {
+func (e *engine) removeCounters() error {
 	if e.config.HealthChecksOnly {
 		return nil
 	}

@@ -44,9 +44,8 @@ func observe(ctx context.Context, k kernel, table string, names chainNames) (obs
 	return parse(text, names.owns)
 }
 
-// Dump is for proxier.Abilities: it prints the instance's chains, and the rules that
-// jump to them, in the format of iptables-save.
-func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
+// Dump is for proxier.Abilities.
+func (e *engine) Dump(ctx context.Context, w io.Writer) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if err := e.connect(ctx); err != nil {

@@ -386,7 +386,7 @@ func healthDestination(port uint16, owner changetracker.ServicePortName) destina
 
 // Plan is for proxier.Abilities: it returns the input of iptables-restore that
 // programs the update from scratch.
-func (e *Engine) Plan(update desired.Update) (text string, err error) {
+func (e *engine) Plan(update desired.Update) (text string, err error) {
 	return plan(&e.config, e.family, &update), nil
 }
 

@@ -19,7 +19,7 @@ const maxRefusals = 8
 // write brings the tables to the model: the changes, or everything after reading the
 // tables. It sets aside the service ports that iptables-restore refuses twice: the first time
 // another program may have deleted a chain meanwhile.
-func (e *Engine) write(ctx context.Context, everything bool) error {
+func (e *engine) write(ctx context.Context, everything bool) error {
 	for attempt := 0; ; attempt++ {
 		script, err := e.writeOnce(ctx, everything)
 		failed, refused := errors.AsType[*restoreError](err)
@@ -35,7 +35,7 @@ func (e *Engine) write(ctx context.Context, everything bool) error {
 
 // refuseNamed sets aside the service ports of the lines that an error names. It returns false
 // if there are none.
-func (e *Engine) refuseNamed(err error, numbers []int, input string) (found bool) {
+func (e *engine) refuseNamed(err error, numbers []int, input string) (found bool) {
 	lines, owner := strings.Split(input, "\n"), e.model.owners()
 	for _, number := range numbers {
 		if number < 1 || number > len(lines) {
@@ -56,7 +56,7 @@ func (e *Engine) refuseNamed(err error, numbers []int, input string) (found bool
 // isolate finds the refused service ports when the error names no line of theirs, as when
 // the kernel refuses a table of iptables-legacy. If the write also fails without any
 // service port of the update, it returns cause.
-func (e *Engine) isolate(ctx context.Context, cause error) error {
+func (e *engine) isolate(ctx context.Context, cause error) error {
 	names := slices.SortedFunc(maps.Keys(e.updated), changetracker.ServicePortName.Compare)
 	for _, name := range names {
 		e.model.set(name, e.updated[name].before)
@@ -72,7 +72,7 @@ func (e *Engine) isolate(ctx context.Context, cause error) error {
 }
 
 // admit writes service ports; if they are refused, it writes each half of them alone.
-func (e *Engine) admit(ctx context.Context, names []changetracker.ServicePortName) error {
+func (e *engine) admit(ctx context.Context, names []changetracker.ServicePortName) error {
 	for _, name := range names {
 		e.model.set(name, e.updated[name].after)
 	}
@@ -98,7 +98,7 @@ func (e *Engine) admit(ctx context.Context, names []changetracker.ServicePortNam
 }
 
 // refuse sets a service port aside: its previous rules stay.
-func (e *Engine) refuse(name changetracker.ServicePortName, err error) {
+func (e *engine) refuse(name changetracker.ServicePortName, err error) {
 	e.refused = append(e.refused, &proxier.ServiceError{Name: name, Err: err})
 	e.model.set(name, e.updated[name].before)
 	delete(e.updated, name)

@@ -84,8 +84,8 @@ func (w *world) startUnwatched() *proxier.Proxier {
 	w.t.Helper()
 	config := w.config().WithDefaults()
 	deps := proxier.Deps{Conntrack: conntrack.New(conntrack.Options{NetNS: config.NetNS}).Conntrack()}
-	p, err := lightdeps.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) {
-		e, err := NewEngine(config, family, deps)
+	p, err := lightdeps.Provider(config.Config, deps, func(family v1.IPFamily) (*engine, error) {
+		e, err := newEngine(config, family, deps)
 		if err == nil {
 			e.watchPeriod = time.Hour
 		}

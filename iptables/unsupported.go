@@ -13,40 +13,40 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Engine needs Linux. On other systems it can only Plan.
-type Engine struct {
+// engine needs Linux. On other systems it can only Plan.
+type engine struct {
 	config Config
 	family v1.IPFamily
 }
 
 // NewEngine returns an engine that can only Plan.
-func NewEngine(config Config, family v1.IPFamily, _ proxier.Deps) (*Engine, error) {
+func NewEngine(config Config, family v1.IPFamily, _ proxier.Deps) (proxier.Engine, error) {
 	config = config.WithDefaults()
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
-	return &Engine{config: config, family: family}, nil
+	return &engine{config: config, family: family}, nil
 }
 
 // New returns proxier.ErrNotSupported.
 func New(Config, proxier.Deps) (*proxier.Proxier, error) { return nil, errUnsupported() }
 
 // Apply returns proxier.ErrNotSupported.
-func (e *Engine) Apply(context.Context, desired.Update) (proxier.Result, error) {
+func (e *engine) Apply(context.Context, desired.Update) (proxier.Result, error) {
 	return proxier.Result{}, errUnsupported()
 }
 
 // Cleanup returns proxier.ErrNotSupported.
-func (e *Engine) Cleanup(context.Context) error { return errUnsupported() }
+func (e *engine) Cleanup(context.Context) error { return errUnsupported() }
 
 // Close does nothing.
-func (e *Engine) Close() error { return nil }
+func (e *engine) Close() error { return nil }
 
 // Traits implements proxier.Engine.
-func (e *Engine) Traits(*desired.Service) desired.Traits { return desired.Traits{} }
+func (e *engine) Traits(*desired.Service) desired.Traits { return desired.Traits{} }
 
 // Abilities implements proxier.Engine: it can plan.
-func (e *Engine) Abilities() proxier.Abilities { return proxier.Abilities{Plan: e.Plan} }
+func (e *engine) Abilities() proxier.Abilities { return proxier.Abilities{Plan: e.Plan} }
 
 func errUnsupported() error {
 	return fmt.Errorf("iptables on %s: %w", runtime.GOOS, proxier.ErrNotSupported)

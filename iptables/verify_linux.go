@@ -13,10 +13,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Verify is for proxier.Abilities: it compares the output of iptables-save with the
-// chains that a new engine would write, and the jumps to them in built-in chains. A chain of
-// ours that is empty may be there if a chain of another program jumps to it.
-func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.Verification, error) {
+// Verify is for proxier.Abilities: see NewEngine.
+func (e *engine) Verify(ctx context.Context, update desired.Update) (proxier.Verification, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if err := e.connect(ctx); err != nil {
@@ -45,7 +43,7 @@ func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.Ver
 }
 
 // newModel is the model of a full update.
-func (e *Engine) newModel(globals desired.Globals) *model {
+func (e *engine) newModel(globals desired.Globals) *model {
 	m := newModel(&e.config, e.family, globals)
 	m.counts = e.counts
 	liberal, _ := isSet(e.config.NetNS, tcpBeLiberal) // false if it cannot be read

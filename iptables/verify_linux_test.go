@@ -89,7 +89,7 @@ func TestVerifyNamesEachDamage(t *testing.T) {
 }
 
 func (p plant) verify(t *testing.T, w *world, h *hiding) {
-	e, _ := h.Engine.(*Engine)
+	e, _ := h.Engine.(*engine)
 	n := e.config.chains()
 	web := changetracker.ServicePortName{Port: "http", Protocol: v1.ProtocolTCP}
 	web.Namespace, web.Name = "test", "web-0"

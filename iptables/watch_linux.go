@@ -16,7 +16,7 @@ const watchPeriod = time.Second
 
 // Watch is for proxier.Abilities. It checks the tables every second and after each
 // write. Only the nft variant can report who changed what.
-func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
+func (e *engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
 	tick := time.NewTicker(e.watchPeriod)
 	defer tick.Stop()
 	for {
@@ -38,7 +38,7 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 
 // checkTables returns damage by another program, once for each write. It returns nil
 // while a write is in progress, because the write itself checks.
-func (e *Engine) checkTables(ctx context.Context) (*proxier.Damage, error) {
+func (e *engine) checkTables(ctx context.Context) (*proxier.Damage, error) {
 	if !e.mu.TryLock() {
 		return nil, nil
 	}
@@ -68,7 +68,7 @@ func (c *confirmation) isDue() bool { return c.needed && time.Since(c.at) > read
 
 // confirm compares the text of the tables with what the engine has written. It returns false
 // if another program has changed them. Without an answer the next call tries again.
-func (e *Engine) confirm(ctx context.Context) (intact bool, err error) {
+func (e *engine) confirm(ctx context.Context) (intact bool, err error) {
 	w, ok := e.guard.watcher.(*legacyWatcher)
 	if !ok || !w.confirmation.isDue() {
 		return true, nil
@@ -96,7 +96,7 @@ func (e *Engine) confirm(ctx context.Context) (intact bool, err error) {
 
 // isAsLeft reports whether a table has the chains that the engine has left there, and the jumps
 // to them.
-func (e *Engine) isAsLeft(table string, left ruleset, now *observed) bool {
+func (e *engine) isAsLeft(table string, left ruleset, now *observed) bool {
 	deletes, inserts, _ := repairJumps(e.model.jumps()[table], now.jumps)
 	return len(deletes)+len(inserts) == 0 && maps.EqualFunc(now.chains, left, slices.Equal[[]rule])
 }

@@ -50,7 +50,7 @@ type claim struct {
 	name changetracker.ServicePortName
 }
 
-func (e *Engine) apply(ctx context.Context, update *desired.Update) error {
+func (e *engine) apply(ctx context.Context, update *desired.Update) error {
 	if !update.Full && !e.trusted {
 		return proxier.ErrNotFull
 	}
@@ -76,7 +76,7 @@ func (e *Engine) apply(ctx context.Context, update *desired.Update) error {
 }
 
 // observeAll finds what is there, and takes back the VIPs of a change of mode. Each step needs those before it.
-func (e *Engine) observeAll(ctx context.Context) error {
+func (e *engine) observeAll(ctx context.Context) error {
 	if err := errors.Join(e.device.ensure(), e.findLeft()); err != nil {
 		return err
 	}
@@ -88,7 +88,7 @@ func (e *Engine) observeAll(ctx context.Context) error {
 
 // program writes an update in this order: rules that refuse, new addresses, virtual servers,
 // old addresses, rules that accept, and the firewall.
-func (e *Engine) program(ctx context.Context, update *desired.Update) error {
+func (e *engine) program(ctx context.Context, update *desired.Update) error {
 	wanted := e.wanted(update, e.local)
 	held := e.held(wanted)
 	first, then := holding(*update, held)
@@ -110,7 +110,7 @@ func (e *Engine) program(ctx context.Context, update *desired.Update) error {
 }
 
 // wanted is what an update needs on a node with these addresses beside those of the device.
-func (e *Engine) wanted(update *desired.Update, local []netip.Addr) []wantedPort {
+func (e *engine) wanted(update *desired.Update, local []netip.Addr) []wantedPort {
 	p := planner{config: &e.config, nodeAddrs: nodePortAddrs(local, update.Globals.NodePortAddresses)}
 	all := make([]wantedPort, 0, len(update.Changes))
 	for s := range update.Services() {
@@ -122,7 +122,7 @@ func (e *Engine) wanted(update *desired.Update, local []netip.Addr) []wantedPort
 	return all
 }
 
-func (e *Engine) applyRules(ctx context.Context, update *desired.Update) error {
+func (e *engine) applyRules(ctx context.Context, update *desired.Update) error {
 	refused := e.leavingServers(update)
 	result, err := e.rules.Apply(ctx, *update, e.behind(refused))
 	e.result.Report, e.result.Left = result.Report, append(e.result.Left, result.Left...)
@@ -136,12 +136,12 @@ func (e *Engine) applyRules(ctx context.Context, update *desired.Update) error {
 }
 
 // behind returns what the rules need to know beside an update.
-func (e *Engine) behind(refused map[serverKey]bool) nftables.Behind {
+func (e *engine) behind(refused map[serverKey]bool) nftables.Behind {
 	return nftables.Behind{Holds: e.holds(e.local), Refused: refused}
 }
 
 // applyServers writes addresses and virtual servers.
-func (e *Engine) applyServers(update *desired.Update, wanted []wantedPort) error {
+func (e *engine) applyServers(update *desired.Update, wanted []wantedPort) error {
 	if err := e.bind(wanted); err != nil {
 		return err
 	}
@@ -159,7 +159,7 @@ func (e *Engine) applyServers(update *desired.Update, wanted []wantedPort) error
 }
 
 // own gives a virtual server to a service port. What was counted is that of the last one.
-func (e *Engine) own(key serverKey, name changetracker.ServicePortName) error {
+func (e *engine) own(key serverKey, name changetracker.ServicePortName) error {
 	var err error
 	if last, owned := e.owners[key]; owned && last != name {
 		err = e.table.account(key)
@@ -170,7 +170,7 @@ func (e *Engine) own(key serverKey, name changetracker.ServicePortName) error {
 
 // ownFirst gives the virtual servers of VIPs to their service ports before any is written: a
 // node port of another one, which comes earlier, would drain them for a moment.
-func (e *Engine) ownFirst(wanted []wantedPort) error {
+func (e *engine) ownFirst(wanted []wantedPort) error {
 	var errs []error
 	for i := range wanted {
 		for key, v := range wanted[i].virtuals {
@@ -183,7 +183,7 @@ func (e *Engine) ownFirst(wanted []wantedPort) error {
 }
 
 // setPort writes the virtual servers of a service port.
-func (e *Engine) setPort(w *wantedPort) error {
+func (e *engine) setPort(w *wantedPort) error {
 	name := w.service.Name
 	var errs []error
 	for _, key := range w.keys {
@@ -203,7 +203,7 @@ func (e *Engine) setPort(w *wantedPort) error {
 }
 
 // replacePort makes a service port what it is now, and removes what it no longer has.
-func (e *Engine) replacePort(name changetracker.ServicePortName, now portState) error {
+func (e *engine) replacePort(name changetracker.ServicePortName, now portState) error {
 	before := e.services[name]
 	e.use(now.vips, 1)
 	e.use(before.vips, -1)
@@ -222,7 +222,7 @@ func (e *Engine) replacePort(name changetracker.ServicePortName, now portState) 
 }
 
 // dropServers removes the virtual servers that a service port no longer has.
-func (e *Engine) dropServers(name changetracker.ServicePortName, before, now []serverKey) error {
+func (e *engine) dropServers(name changetracker.ServicePortName, before, now []serverKey) error {
 	var errs []error
 	for _, key := range before {
 		if _, found := slices.BinarySearchFunc(now, key, desired.Key.Compare); found {
@@ -239,7 +239,7 @@ func (e *Engine) dropServers(name changetracker.ServicePortName, before, now []s
 }
 
 // handOver gives a virtual server to the node port that waits for it, or removes it.
-func (e *Engine) handOver(key serverKey) error {
+func (e *engine) handOver(key serverKey) error {
 	next, waits := e.nodePorts[key]
 	if !waits {
 		err := e.table.remove(key) // while it is still its own that count
@@ -250,7 +250,7 @@ func (e *Engine) handOver(key serverKey) error {
 }
 
 // removeLeftovers removes virtual servers without a service port.
-func (e *Engine) removeLeftovers() error {
+func (e *engine) removeLeftovers() error {
 	var errs []error
 	for _, key := range slices.SortedFunc(maps.Keys(e.table.virtuals), desired.Key.Compare) {
 		if _, owned := e.owners[key]; !owned {
@@ -262,7 +262,7 @@ func (e *Engine) removeLeftovers() error {
 
 // recordRefusal sets a service port aside if the kernel refuses it. It returns any other
 // error, after which the state of the kernel is unknown.
-func (e *Engine) recordRefusal(name changetracker.ServicePortName, err error) error {
+func (e *engine) recordRefusal(name changetracker.ServicePortName, err error) error {
 	if err == nil || !isRefusal(err) {
 		return err
 	}
@@ -288,7 +288,7 @@ func isRefusal(err error) bool {
 }
 
 // vipsOf returns the addresses that a service port needs on the device of a node with these others.
-func (e *Engine) vipsOf(s *desired.Service, local []netip.Addr) []netip.Addr {
+func (e *engine) vipsOf(s *desired.Service, local []netip.Addr) []netip.Addr {
 	var vips []netip.Addr
 	holds := e.holds(local)
 	for i := range s.Frontends {
@@ -301,16 +301,16 @@ func (e *Engine) vipsOf(s *desired.Service, local []netip.Addr) []netip.Addr {
 
 // holds returns a function that reports whether a VIP belongs on the device: not if it is an
 // address of the node, or excluded.
-func (e *Engine) holds(local []netip.Addr) func(vip netip.Addr) bool {
+func (e *engine) holds(local []netip.Addr) func(vip netip.Addr) bool {
 	return func(vip netip.Addr) bool { return !slices.Contains(local, vip) && !e.excluded(vip) }
 }
 
-func (e *Engine) excluded(a netip.Addr) bool {
+func (e *engine) excluded(a netip.Addr) bool {
 	return slices.ContainsFunc(e.config.ExcludeCIDRs, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // bind adds addresses to the device.
-func (e *Engine) bind(wanted []wantedPort) error {
+func (e *engine) bind(wanted []wantedPort) error {
 	var added []netip.Addr
 	for i := range wanted {
 		for _, a := range wanted[i].vips {
@@ -326,7 +326,7 @@ func (e *Engine) bind(wanted []wantedPort) error {
 
 // unbind removes the addresses that neither a service port nor a draining virtual server
 // needs.
-func (e *Engine) unbind() error {
+func (e *engine) unbind() error {
 	var removed []netip.Addr
 	for a := range e.table.idle {
 		inUse := e.vipUses[a] > 0 || e.table.perAddr[a] > 0 && !slices.Contains(e.local, a)
@@ -346,7 +346,7 @@ func (e *Engine) unbind() error {
 }
 
 // use adds n to the number of service ports that need each address.
-func (e *Engine) use(vips []netip.Addr, n int) {
+func (e *engine) use(vips []netip.Addr, n int) {
 	for _, a := range vips {
 		if e.vipUses[a] += n; e.vipUses[a] == 0 {
 			delete(e.vipUses, a)
@@ -355,9 +355,8 @@ func (e *Engine) use(vips []netip.Addr, n int) {
 	}
 }
 
-// Apply implements proxier.Engine. Service ports that the kernel refuses, for example for
-// an unknown scheduler, are in Result.Failed.
-func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
+// Apply implements proxier.Engine.
+func (e *engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.result = proxier.Result{Left: e.result.Left}

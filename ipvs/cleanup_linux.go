@@ -13,9 +13,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Cleanup implements proxier.Engine: it deletes the instance's virtual servers, addresses,
-// device and rules.
-func (e *Engine) Cleanup(ctx context.Context) error {
+// Cleanup implements proxier.Engine.
+func (e *engine) Cleanup(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	defer e.disconnect()
@@ -33,7 +32,7 @@ func (e *Engine) Cleanup(ctx context.Context) error {
 }
 
 // removeSets deletes the ipsets of a kube-proxy that had the instance's names.
-func (e *Engine) removeSets() error {
+func (e *engine) removeSets() error {
 	if e.left == nil {
 		return nil
 	}
@@ -47,7 +46,7 @@ func (e *Engine) removeSets() error {
 
 // find reads which objects the instance has. Without IPVS, which loaded reports, it has no virtual
 // servers; opening it would load the module.
-func (e *Engine) find(ctx context.Context) (loaded bool, err error) {
+func (e *engine) find(ctx context.Context) (loaded bool, err error) {
 	if e.kernel == nil {
 		if loaded, err := e.system.loaded(); err != nil || !loaded {
 			return false, err
@@ -62,7 +61,7 @@ func (e *Engine) find(ctx context.Context) (loaded bool, err error) {
 	return true, e.observe(ctx)
 }
 
-func (e *Engine) removeAll(ctx context.Context) error {
+func (e *engine) removeAll(ctx context.Context) error {
 	loaded, err := e.find(ctx)
 	errs := []error{err}
 	if loaded && err == nil {
@@ -76,7 +75,7 @@ func (e *Engine) removeAll(ctx context.Context) error {
 	return errors.Join(append(errs, e.removeDevice())...)
 }
 
-func (e *Engine) removeDevice() error {
+func (e *engine) removeDevice() error {
 	d, err := e.system.device()
 	if err != nil {
 		return err

@@ -18,7 +18,7 @@ type counterKey struct {
 }
 
 // totals turns the kernel's counters of real servers into the numbers of service ports. It is
-// guarded by Engine.mu.
+// guarded by engine.mu.
 type totals struct {
 	ledger *counting.Ledger[counterKey]
 	// owners and servers are those of Engine and its table.

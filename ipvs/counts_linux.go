@@ -7,9 +7,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
-// Counts is for proxier.Abilities: it adds up the kernel's counters of real servers, over all
-// virtual servers of a service port.
-func (e *Engine) Counts(ctx context.Context) (connection.Counts, error) {
+// Counts is for proxier.Abilities.
+func (e *engine) Counts(ctx context.Context) (connection.Counts, error) {
 	if e.totals == nil {
 		return connection.Counts{}, counting.ErrOff
 	}

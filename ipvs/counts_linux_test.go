@@ -32,7 +32,7 @@ type countsHistory struct {
 	t        *testing.T
 	dice     *rand.Rand
 	n        *node
-	e        *Engine
+	e        *engine
 	services map[string]*desired.Service
 	sent     map[string]uint64 // by name, since the last restart
 }

@@ -22,9 +22,9 @@ type bare struct {
 	ns string
 }
 
-func (b bare) engine(family v1.IPFamily, names proxier.Names) *Engine {
+func (b bare) engine(family v1.IPFamily, names proxier.Names) *engine {
 	b.t.Helper()
-	e, err := NewEngine(Config{Config: proxier.Config{NetNS: b.ns, Names: names}, SetSysctls: true}, family, proxier.Deps{})
+	e, err := newEngine(Config{Config: proxier.Config{NetNS: b.ns, Names: names}, SetSysctls: true}, family, proxier.Deps{})
 	if err != nil {
 		b.t.Fatal(err)
 	}

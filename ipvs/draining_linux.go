@@ -17,7 +17,7 @@ import (
 // new connections there until they are gone: otherwise clients outside the source ranges would
 // reach endpoints, others programs of the node, and a successor could not recognize the
 // virtual server.
-func (e *Engine) leavingServers(update *desired.Update) map[serverKey]bool {
+func (e *engine) leavingServers(update *desired.Update) map[serverKey]bool {
 	draining := maps.Clone(e.table.draining)
 	if update.Full {
 		for key := range e.table.virtuals {
@@ -56,7 +56,7 @@ func addVIP(to map[serverKey]bool, f desired.Key) {
 }
 
 // addServers adds the virtual servers of a service port, and its VIPs.
-func (e *Engine) addServers(to map[serverKey]bool, name changetracker.ServicePortName) {
+func (e *engine) addServers(to map[serverKey]bool, name changetracker.ServicePortName) {
 	p := e.services[name]
 	for _, key := range p.keys {
 		if e.owners[key] == name {
@@ -80,7 +80,7 @@ func admission(f *desired.Frontend) desired.Frontend {
 // is dropped, and gives up when it is refused. Frontends are held if they open while their
 // virtual servers change: clients that were refused would reach endpoints from before, or
 // programs of the node. They are also held while a virtual server has no scheduler.
-func (e *Engine) held(wanted []wantedPort) map[desired.Key]bool {
+func (e *engine) held(wanted []wantedPort) map[desired.Key]bool {
 	held, holds := map[desired.Key]bool{}, e.holds(e.local)
 	for i := range wanted {
 		w := &wanted[i]
@@ -99,7 +99,7 @@ func (e *Engine) held(wanted []wantedPort) map[desired.Key]bool {
 }
 
 // opens reports whether a frontend may accept connections which the rules refuse now.
-func (e *Engine) opens(s *desired.Service, key desired.Key) bool {
+func (e *engine) opens(s *desired.Service, key desired.Key) bool {
 	before, f := frontendOf(e.frontends[key], key), frontendOf(s, key)
 	if f == nil || before != nil && admission(before).Equal(admission(f)) {
 		return false
@@ -154,7 +154,7 @@ func waitForPackets() {
 
 // release makes changes that accept new connections again, and removes from the rules what they
 // refused until it was gone.
-func (e *Engine) release(ctx context.Context, changes []desired.Change) error {
+func (e *engine) release(ctx context.Context, changes []desired.Change) error {
 	refused := maps.Clone(e.refused)
 	maps.DeleteFunc(refused, func(key serverKey, _ bool) bool { return e.table.virtuals[key] == nil })
 	if len(changes) == 0 && len(refused) == len(e.refused) {

@@ -18,8 +18,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Engine programs one IP family. It implements proxier.Engine.
-type Engine struct {
+// engine programs one IP family.
+type engine struct {
 	config Config
 	family v1.IPFamily
 	log    *zap.Logger
@@ -107,9 +107,27 @@ type vipDevice interface {
 	close()
 }
 
-// NewEngine returns the engine of one family. It opens nothing before the first
-// Apply.
-func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, error) {
+// NewEngine returns the engine of one family. It opens nothing before the first Apply. Service ports that the
+// kernel refuses, for example for an unknown scheduler, are in Result.Failed. Cleanup deletes the instance's
+// virtual servers, addresses, device and rules. Close closes all netlink sockets; the kernel objects stay.
+//
+// Plan does not read the node's addresses; it uses those of the update's Globals. Dump prints the instance's
+// virtual servers and rules. Counts adds up the kernel's counters of real servers, over all virtual servers of a
+// service port. Watch reports damage to the rules and virtual servers, and changes of the node's addresses. It
+// also deletes real servers that have drained.
+//
+// Verify compares the addresses of the device, the virtual servers with their schedulers, flags, real servers and
+// weights, and the rules in front. Real servers of weight 0 that are no endpoints may drain, except those of UDP.
+// A virtual server may have the weighted form of its scheduler, or another one if the kernel lacks its own.
+func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (proxier.Engine, error) {
+	e, err := newEngine(config, family, deps)
+	if err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+func newEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*engine, error) {
 	config = config.WithDefaults()
 	if err := config.Validate(); err != nil {
 		return nil, err
@@ -120,7 +138,7 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{
+	e := &engine{
 		config: config, family: family, rules: front,
 		log: lightdeps.Logger(deps.Logger, "ipvs", family), totals: newTotals(config.CountConnections),
 	}
@@ -148,21 +166,21 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 		deps.LocalAddresses = func(context.Context) ([]netip.Addr, error) { return otherAddresses(&config) }
 	}
 	deps = nodedeps.Complete(config.Config, deps)
-	return lightdeps.Provider(config.Config, deps, func(family v1.IPFamily) (*Engine, error) { return NewEngine(config, family, deps) })
+	return lightdeps.Provider(config.Config, deps, func(family v1.IPFamily) (*engine, error) { return newEngine(config, family, deps) })
 }
 
 // Abilities implements proxier.Engine.
-func (e *Engine) Abilities() proxier.Abilities {
+func (e *engine) Abilities() proxier.Abilities {
 	return proxier.Abilities{OwnsNames: true, Watch: e.Watch, Plan: e.Plan, Dump: e.Dump, Counts: e.Counts, Verify: e.Verify}
 }
 
 // Traits implements proxier.Engine.
-func (e *Engine) Traits(s *desired.Service) desired.Traits {
+func (e *engine) Traits(s *desired.Service) desired.Traits {
 	return (&planner{config: &e.config}).traits(s)
 }
 
 // connect opens the sockets, unless they are open.
-func (e *Engine) connect() error {
+func (e *engine) connect() error {
 	if e.kernel != nil {
 		return nil
 	}
@@ -179,7 +197,7 @@ func (e *Engine) connect() error {
 }
 
 // openAll opens the sockets.
-func (e *Engine) openAll() error {
+func (e *engine) openAll() error {
 	k, err := e.system.kernel()
 	if err != nil {
 		return err
@@ -193,7 +211,7 @@ func (e *Engine) openAll() error {
 	return nil
 }
 
-func (e *Engine) disconnect() {
+func (e *engine) disconnect() {
 	if e.kernel != nil {
 		e.kernel.Close()
 		e.kernel = nil
@@ -210,7 +228,7 @@ func (e *Engine) disconnect() {
 }
 
 // Close closes all netlink sockets. The kernel objects stay.
-func (e *Engine) Close() error {
+func (e *engine) Close() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.disconnect()

@@ -178,7 +178,7 @@ func TestTheSameFullUpdateAgainWritesNothing(t *testing.T) {
 	e := n.engine(t)
 	u := full(service("web", webVIP, pod1, pod2), withFrontend(service("dns", dnsVIP, pod1), desired.NodePort, "", 30053))
 	mustApply(t, e, u)
-	for _, again := range []*Engine{e, n.engine(t)} {
+	for _, again := range []*engine{e, n.engine(t)} {
 		n.record()
 		mustApply(t, again, u)
 		n.mustSee(t, "rules")
@@ -315,7 +315,7 @@ func TestAFailedCallNeedsAFullUpdateAndLosesNothing(t *testing.T) {
 
 // recovers checks that a failure is returned, that a partial update is refused after it, and
 // that a full one programs everything.
-func recovers(t *testing.T, what string, n *node, e *Engine, err error, u desired.Update) {
+func recovers(t *testing.T, what string, n *node, e *engine, err error, u desired.Update) {
 	t.Helper()
 	if !errors.Is(err, errFault) {
 		t.Errorf("%s: Apply = %v, want the fault, of no single service port", what, err)

@@ -116,7 +116,7 @@ type fakeRules struct {
 type guardedRules struct {
 	rules
 
-	engine  *Engine
+	engine  *engine
 	trusted bool
 }
 
@@ -278,13 +278,13 @@ func (n *node) record() {
 }
 
 // engine creates an engine on the node, as a new process does.
-func (n *node) engine(tb testing.TB, change ...func(*Config)) *Engine {
+func (n *node) engine(tb testing.TB, change ...func(*Config)) *engine {
 	tb.Helper()
 	var config Config
 	for _, c := range change {
 		c(&config)
 	}
-	e, err := NewEngine(config, v1.IPv4Protocol, proxier.Deps{})
+	e, err := newEngine(config, v1.IPv4Protocol, proxier.Deps{})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -300,7 +300,7 @@ func (n *node) engine(tb testing.TB, change ...func(*Config)) *Engine {
 	return e
 }
 
-func mustApply(tb testing.TB, e *Engine, u desired.Update) {
+func mustApply(tb testing.TB, e *engine, u desired.Update) {
 	tb.Helper()
 	if _, err := e.Apply(tb.Context(), u); err != nil {
 		tb.Fatalf("Apply: %v", err)
@@ -357,7 +357,7 @@ func withFrontend(s *desired.Service, kind desired.Kind, vip string, port uint16
 }
 
 // deleteDrainedAfter makes the engine delete drained real servers after some time.
-func deleteDrainedAfter(e *Engine, d time.Duration) error {
+func deleteDrainedAfter(e *engine, d time.Duration) error {
 	now := time.Now().Add(d)
 	e.table.now = func() time.Time { return now }
 	return e.deleteDrained(context.Background())

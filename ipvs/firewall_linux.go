@@ -15,7 +15,7 @@ import (
 
 // firewall accepts health check node ports in the node's own firewall, because a table of
 // nf_tables cannot accept packets that another table drops. A nil firewall does nothing.
-// It is guarded by Engine.mu.
+// It is guarded by engine.mu.
 type firewall struct {
 	engine proxier.Engine
 	log    *zap.Logger

@@ -81,7 +81,7 @@ func TestForwardingMethods(t *testing.T) {
 			}
 			now := ForwardMasquerade
 			config := Config{Config: proxier.Config{NetNS: w.ns, Names: proxier.DefaultNames()}, SetSysctls: true, Tune: func(*desired.Service) Tuning { return Tuning{Forward: now} }}
-			e, err := NewEngine(config, family, proxier.Deps{})
+			e, err := newEngine(config, family, proxier.Deps{})
 			netnstest.Check(t, err)
 			defer func() { _ = e.Close() }()
 			to := netip.AddrPortFrom(netip.MustParseAddr(vip), 80)
@@ -152,7 +152,7 @@ func TestTwoEnginesShareAServicePort(t *testing.T) {
 	netnstest.Check(t, w.server.AddAddrs("lo", netip.MustParsePrefix(external+"/32")))
 	edge, err := proxier.NamesFor("edge")
 	netnstest.Check(t, err)
-	direct, err := NewEngine(Config{Config: proxier.Config{NetNS: w.ns, Names: edge}, SetSysctls: true, Forward: ForwardDirect}, v1.IPv4Protocol, proxier.Deps{})
+	direct, err := newEngine(Config{Config: proxier.Config{NetNS: w.ns, Names: edge}, SetSysctls: true, Forward: ForwardDirect}, v1.IPv4Protocol, proxier.Deps{})
 	netnstest.Check(t, err)
 	inside := proxier.Config{NetNS: w.ns, Names: proxier.DefaultNames()}
 	inside.Masquerade.Mark = 1 << 20

@@ -301,7 +301,7 @@ var (
 
 // checkSysctls checks the settings, and sets wrong ones if Config.SetSysctls is set. It
 // passes those that remain wrong and are not needed to advise.
-func (e *Engine) checkSysctls(advise func(text string)) error {
+func (e *engine) checkSysctls(advise func(text string)) error {
 	return namespace.Visit(e.config.NetNS, func() error {
 		var errs []error
 		settings := sysctls

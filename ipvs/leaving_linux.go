@@ -33,11 +33,11 @@ func NewLeaving(config Config, deps proxier.Deps) (*Leaving, error) {
 	config = config.WithDefaults()
 	l := &Leaving{}
 	for _, family := range config.Families {
-		e, err := NewEngine(config, family, deps)
+		e, err := newEngine(config, family, deps)
 		if err != nil {
 			return nil, err
 		}
-		l.families = append(l.families, &leavingFamily{Engine: e})
+		l.families = append(l.families, &leavingFamily{engine: e})
 	}
 	return l, nil
 }
@@ -103,7 +103,7 @@ func (l *Leaving) Run(ctx context.Context) error {
 // leavingFamily removes the objects of one IP family. The Engine knows which they are; it writes
 // nothing by itself.
 type leavingFamily struct {
-	*Engine
+	*engine
 
 	// attempts counts those to delete ipsets.
 	attempts int

@@ -18,7 +18,7 @@ func TestLeavingAgainWithoutTheModule(t *testing.T) {
 	netnstest.Check(t, e.Close())
 	e.system.loaded = func() (bool, error) { return false, nil }
 	e.system.left = func() (*left, error) { return openLeft(&e.config, v1.IPv4Protocol) }
-	f := &leavingFamily{Engine: e}
+	f := &leavingFamily{engine: e}
 	netnstest.Check(t, f.begin(t.Context()))
 	if got := len(f.left.servers.keys); got != 0 {
 		t.Errorf("%d virtual servers are left, want none", got)

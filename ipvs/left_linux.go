@@ -335,7 +335,7 @@ func (l *left) deleteRoutes() error {
 }
 
 // findLeft looks for what Leaving has in the kernel.
-func (e *Engine) findLeft() (err error) {
+func (e *engine) findLeft() (err error) {
 	if e.left == nil {
 		e.left, err = e.system.left()
 	}
@@ -344,7 +344,7 @@ func (e *Engine) findLeft() (err error) {
 
 // takeBack makes the VIPs of a change of mode addresses of the device again, beside their
 // routes.
-func (e *Engine) takeBack() error {
+func (e *engine) takeBack() error {
 	if e.left == nil {
 		return nil
 	}
@@ -364,7 +364,7 @@ func (e *Engine) takeBack() error {
 }
 
 // endLeft ends a change of mode: its table would refuse new connections.
-func (e *Engine) endLeft() error {
+func (e *engine) endLeft() error {
 	if e.left == nil {
 		return nil
 	}

@@ -20,7 +20,7 @@ func TestAKernelWithoutIPVS(t *testing.T) {
 	if findIPVS() == nil {
 		t.Skip("this kernel has IPVS")
 	}
-	e, err := NewEngine(Config{Config: proxier.Config{NetNS: ns.Path()}}, v1.IPv4Protocol, proxier.Deps{})
+	e, err := newEngine(Config{Config: proxier.Config{NetNS: ns.Path()}}, v1.IPv4Protocol, proxier.Deps{})
 	if err != nil {
 		t.Fatal(err)
 	}

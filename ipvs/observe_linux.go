@@ -14,7 +14,7 @@ import (
 
 // observe reads the state of the kernel. It drops the state of all service ports, which a
 // full update sets again.
-func (e *Engine) observe(ctx context.Context) error {
+func (e *engine) observe(ctx context.Context) error {
 	here, elsewhere, err := e.device.addresses()
 	if err != nil {
 		return err
@@ -54,7 +54,7 @@ func (e *Engine) observe(ctx context.Context) error {
 
 // owned returns the virtual servers on addresses of other devices that belong to this
 // instance, because the rules, perhaps of a predecessor, or the table contain them.
-func (e *Engine) owned(frontends map[desired.Key]bool, local []netip.Addr) map[serverKey]bool {
+func (e *engine) owned(frontends map[desired.Key]bool, local []netip.Addr) map[serverKey]bool {
 	owned := map[serverKey]bool{}
 	if e.left != nil {
 		maps.Copy(owned, e.left.servers.keys)
@@ -77,7 +77,7 @@ func (e *Engine) owned(frontends map[desired.Key]bool, local []netip.Addr) map[s
 }
 
 // Dump is for proxier.Abilities: it prints the instance's virtual servers and rules.
-func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
+func (e *engine) Dump(ctx context.Context, w io.Writer) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	all := map[serverKey]*virtual{}

@@ -8,9 +8,8 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// Plan is for proxier.Abilities. It does not read the node's addresses; it uses those of
-// the update's Globals.
-func (e *Engine) Plan(update desired.Update) (string, error) {
+// Plan is for proxier.Abilities.
+func (e *engine) Plan(update desired.Update) (string, error) {
 	p := planner{config: &e.config, nodeAddrs: nodePortAddrs(update.Globals.NodeAddresses, update.Globals.NodePortAddresses)}
 	all := map[serverKey]*virtual{}
 	for s := range update.Services() {

@@ -41,7 +41,7 @@ func TestTheSchedulerIsExplained(t *testing.T) {
 			t.Parallel()
 			config := c.config.WithDefaults()
 			config.Tune = func(*desired.Service) Tuning { return c.own }
-			e := &Engine{config: config}
+			e := &engine{config: config}
 			tracker, err := changetracker.New(changetracker.Options{Families: []v1.IPFamily{v1.IPv4Protocol}})
 			if err != nil {
 				t.Fatal(err)

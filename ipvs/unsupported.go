@@ -12,11 +12,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Engine needs Linux. On other systems there is none.
-type Engine struct{ proxier.Engine }
-
 // NewEngine returns proxier.ErrNotSupported.
-func NewEngine(Config, v1.IPFamily, proxier.Deps) (*Engine, error) {
+func NewEngine(Config, v1.IPFamily, proxier.Deps) (proxier.Engine, error) {
 	return nil, fmt.Errorf("ipvs on %s: %w", runtime.GOOS, proxier.ErrNotSupported)
 }
 

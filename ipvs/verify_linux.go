@@ -11,11 +11,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Verify is for proxier.Abilities: it compares the addresses of the device, the virtual
-// servers with their schedulers, flags, real servers and weights, and the rules in front. Real
-// servers of weight 0 that are no endpoints may drain, except those of UDP. A virtual server may
-// have the weighted form of its scheduler, or another one if the kernel lacks its own.
-func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.Verification, error) {
+// Verify is for proxier.Abilities: see NewEngine.
+func (e *engine) Verify(ctx context.Context, update desired.Update) (proxier.Verification, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	v := &verification{engine: e, want: map[serverKey]claim{}, vips: map[netip.Addr]changetracker.ServicePortName{}}
@@ -32,7 +29,7 @@ func (e *Engine) Verify(ctx context.Context, update desired.Update) (proxier.Ver
 }
 
 // verifyServers compares all but the rules. It returns the addresses that the node has elsewhere.
-func (e *Engine) verifyServers(v *verification, update *desired.Update) (elsewhere []netip.Addr, err error) {
+func (e *engine) verifyServers(v *verification, update *desired.Update) (elsewhere []netip.Addr, err error) {
 	if e.kernel == nil { // without the writes of connect
 		if err := e.openAll(); err != nil {
 			return nil, err
@@ -55,7 +52,7 @@ func (e *Engine) verifyServers(v *verification, update *desired.Update) (elsewhe
 }
 
 // verifyFirewall asks the engine that opens health check node ports, if it can verify.
-func (e *Engine) verifyFirewall(ctx context.Context, update *desired.Update, v *verification) error {
+func (e *engine) verifyFirewall(ctx context.Context, update *desired.Update, v *verification) error {
 	if e.firewall == nil || e.firewall.missing {
 		return nil
 	}
@@ -70,7 +67,7 @@ func (e *Engine) verifyFirewall(ctx context.Context, update *desired.Update, v *
 
 // verification compares what the kernel has with what a new engine would write.
 type verification struct {
-	engine *Engine
+	engine *engine
 	here   map[netip.Addr]bool
 	have   map[serverKey]*virtual
 	want   map[serverKey]claim

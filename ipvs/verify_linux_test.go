@@ -111,7 +111,7 @@ func TestVerifyNamesEachDamage(t *testing.T) {
 	}
 }
 
-func mustFind(t *testing.T, e *Engine, u desired.Update, when string, want ...string) {
+func mustFind(t *testing.T, e *engine, u desired.Update, when string, want ...string) {
 	t.Helper()
 	report, err := e.Verify(t.Context(), u)
 	if err != nil {

@@ -28,7 +28,7 @@ const (
 
 // Watch is for proxier.Abilities: it reports damage to the rules and virtual servers, and
 // changes of the node's addresses. It also deletes real servers that have drained.
-func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
+func (e *engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	addresses, err := e.listen()
@@ -54,7 +54,7 @@ func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error 
 }
 
 // watchServers checks virtual servers, and deletes real servers that have drained, until ctx ends.
-func (e *Engine) watchServers(ctx context.Context, damaged func(proxier.Damage)) {
+func (e *engine) watchServers(ctx context.Context, damaged func(proxier.Damage)) {
 	tick, check := time.NewTicker(drainPeriod), time.NewTimer(checkPeriod)
 	defer tick.Stop()
 	defer check.Stop()
@@ -76,7 +76,7 @@ func (e *Engine) watchServers(ctx context.Context, damaged func(proxier.Damage))
 
 // listen receives changes of addresses. During a sync they wait in the socket's buffer, at first
 // those of thousands of VIPs.
-func (e *Engine) listen() (*netlinkx.Conn, error) {
+func (e *engine) listen() (*netlinkx.Conn, error) {
 	const room = 16 << 20
 	group := unix.RTNLGRP_IPV4_IFADDR
 	if e.family == v1.IPv6Protocol {
@@ -90,7 +90,7 @@ func (e *Engine) listen() (*netlinkx.Conn, error) {
 }
 
 // watchAddresses reports changes of addresses until ctx ends, and closes the socket.
-func (e *Engine) watchAddresses(ctx context.Context, conn *netlinkx.Conn, damaged func(proxier.Damage)) (err error) {
+func (e *engine) watchAddresses(ctx context.Context, conn *netlinkx.Conn, damaged func(proxier.Damage)) (err error) {
 	defer func() { err = errors.Join(err, conn.Close()) }()
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
@@ -114,7 +114,7 @@ func (e *Engine) watchAddresses(ctx context.Context, conn *netlinkx.Conn, damage
 
 // addressesChanged reports whether the node's addresses differ from those of the last sync.
 // It ignores errors, which the next sync will return too.
-func (e *Engine) addressesChanged() bool {
+func (e *engine) addressesChanged() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !e.trusted {
@@ -126,7 +126,7 @@ func (e *Engine) addressesChanged() bool {
 
 // isDamage reports whether an address of the node was added or deleted, or a VIP deleted
 // by another program.
-func (e *Engine) isDamage(change netlinkx.AddrChange) (text string, isDamage bool) {
+func (e *engine) isDamage(change netlinkx.AddrChange) (text string, isDamage bool) {
 	addr := change.Addr
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -141,7 +141,7 @@ func (e *Engine) isDamage(change netlinkx.AddrChange) (text string, isDamage boo
 
 // checkServers returns which virtual server another program has changed, once until the
 // next full sync, and how long the check took, without waiting for a sync.
-func (e *Engine) checkServers() (text string, took time.Duration) {
+func (e *engine) checkServers() (text string, took time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !e.trusted || e.reported {
@@ -157,7 +157,7 @@ func (e *Engine) checkServers() (text string, took time.Duration) {
 }
 
 // deleteOrRepair deletes real servers that have drained, or requests a full sync.
-func (e *Engine) deleteOrRepair(ctx context.Context, damaged func(proxier.Damage)) {
+func (e *engine) deleteOrRepair(ctx context.Context, damaged func(proxier.Damage)) {
 	if err := e.deleteDrained(ctx); err != nil {
 		e.log.Warn("drained real servers are not deleted: a full sync follows", zap.Error(err))
 		damaged(proxier.Damage{})
@@ -166,7 +166,7 @@ func (e *Engine) deleteOrRepair(ctx context.Context, damaged func(proxier.Damage
 
 // deleteDrained deletes real servers that have drained. After an error the state of the kernel
 // is unknown: the next update must be full.
-func (e *Engine) deleteDrained(ctx context.Context) error {
+func (e *engine) deleteDrained(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !e.trusted || len(e.table.draining) == 0 {
@@ -178,7 +178,7 @@ func (e *Engine) deleteDrained(ctx context.Context) error {
 }
 
 // watchRules watches the rules and the firewall, until one of them ends.
-func (e *Engine) watchRules(ctx context.Context, damaged func(proxier.Damage)) error {
+func (e *engine) watchRules(ctx context.Context, damaged func(proxier.Damage)) error {
 	watches := []func(context.Context, func(proxier.Damage)) error{e.rules.Watch}
 	if e.firewall != nil {
 		if watch := e.firewall.engine.Abilities().Watch; watch != nil {

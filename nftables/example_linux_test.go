@@ -50,7 +50,7 @@ func ExampleNew() {
 }
 
 // A replaced endpoint is one element in the kernel, and no rule. Plan needs no privileges.
-func ExampleEngine_Abilities() {
+func ExampleNewEngine() {
 	engine, err := nftables.NewEngine(nftables.Config{}, v1.IPv4Protocol, proxier.Deps{})
 	if err != nil {
 		fmt.Println(err)

@@ -16,11 +16,8 @@ func New(Config, proxier.Deps) (*proxier.Proxier, error) {
 	return nil, errNotLinux()
 }
 
-// Engine needs Linux: there is none here.
-type Engine struct{ proxier.Engine }
-
 // NewEngine returns proxier.ErrNotSupported: nf_tables is a part of Linux.
-func NewEngine(Config, v1.IPFamily, proxier.Deps) (*Engine, error) {
+func NewEngine(Config, v1.IPFamily, proxier.Deps) (proxier.Engine, error) {
 	return nil, errNotLinux()
 }
 

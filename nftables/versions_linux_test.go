@@ -49,7 +49,7 @@ type kernel struct {
 
 // flaky fails Applies, or service ports of them, which stay as they are.
 type flaky struct {
-	*nftables.Engine
+	proxier.Engine
 
 	kernel *kernel
 }

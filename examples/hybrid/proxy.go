@@ -40,7 +40,7 @@ func newProxy(config proxier.Config, activate func(context.Context, changetracke
 	return proxier.New(config, deps, engines)
 }
 
-func newEngine(config proxier.Config, family v1.IPFamily, activate func(context.Context, changetracker.ServicePortName), deps proxier.Deps) (*hybrid.Engine, error) {
+func newEngine(config proxier.Config, family v1.IPFamily, activate func(context.Context, changetracker.ServicePortName), deps proxier.Deps) (proxier.Engine, error) {
 	inKernel, err := nftables.NewEngine(nftables.Config{Config: config}, family, deps)
 	if err != nil {
 		return nil, err

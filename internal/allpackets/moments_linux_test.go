@@ -54,7 +54,7 @@ type direct struct {
 
 	tracker  *changetracker.Tracker
 	updaters map[v1.IPFamily]*desired.Updater
-	engines  map[v1.IPFamily]*iptables.Engine
+	engines  map[v1.IPFamily]proxier.Engine
 	globals  map[v1.IPFamily]*desired.Globals
 }
 
@@ -65,7 +65,7 @@ func newDirect(t *testing.T, variant iptables.Variant, c *oracle.Cluster, ns *ne
 		t.Fatal(err)
 	}
 	d := &direct{
-		tracker: tracker, updaters: map[v1.IPFamily]*desired.Updater{}, engines: map[v1.IPFamily]*iptables.Engine{}, globals: map[v1.IPFamily]*desired.Globals{},
+		tracker: tracker, updaters: map[v1.IPFamily]*desired.Updater{}, engines: map[v1.IPFamily]proxier.Engine{}, globals: map[v1.IPFamily]*desired.Globals{},
 	}
 	for _, family := range families() {
 		engine, err := iptables.NewEngine(iptables.Config{Config: proxier.Config{NetNS: ns.Path()}, Variant: variant}, family, proxier.Deps{})

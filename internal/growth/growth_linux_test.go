@@ -386,7 +386,7 @@ func scrapes(build func(int) cluster) work {
 }
 
 // inKernel measures what an engine does with a table of Services in a namespace.
-func inKernel(do func(*testing.T, *nftables.Engine, desired.Update)) work {
+func inKernel(do func(*testing.T, proxier.Engine, desired.Update)) work {
 	return func(t *testing.T, size int) func() {
 		e, err := nftables.NewEngine(nftables.Config{Config: proxier.Config{Node: node(), NetNS: netnstest.New(t).Path()}}, v1.IPv4Protocol, proxier.Deps{})
 		netnstest.Check(t, err)
@@ -397,24 +397,24 @@ func inKernel(do func(*testing.T, *nftables.Engine, desired.Update)) work {
 	}
 }
 
-func fullSync(t *testing.T, e *nftables.Engine, update desired.Update) {
+func fullSync(t *testing.T, e proxier.Engine, update desired.Update) {
 	t.Helper()
 	_, err := e.Apply(t.Context(), update)
 	netnstest.Check(t, err)
 }
 
-func dump(t *testing.T, e *nftables.Engine, _ desired.Update) {
+func dump(t *testing.T, e proxier.Engine, _ desired.Update) {
 	t.Helper()
 	netnstest.Check(t, e.Abilities().Dump(t.Context(), io.Discard))
 }
 
-func verify(t *testing.T, e *nftables.Engine, update desired.Update) {
+func verify(t *testing.T, e proxier.Engine, update desired.Update) {
 	t.Helper()
 	_, err := e.Abilities().Verify(t.Context(), update)
 	netnstest.Check(t, err)
 }
 
-func firstSync(t *testing.T, e *nftables.Engine, update desired.Update) {
+func firstSync(t *testing.T, e proxier.Engine, update desired.Update) {
 	t.Helper()
 	netnstest.Check(t, e.Cleanup(t.Context()))
 	fullSync(t, e, update)

@@ -16,7 +16,7 @@ func TestEnginesHaveTheSameFiles(t *testing.T) {
 		"NewEngine": "engine", "New": "engine", "Abilities": "engine", "Traits": "engine", "Close": "engine", "Plan": "plan", "Dump": "observe",
 		"Apply": "apply", "Watch": "watch", "Verify": "verify", "Counts": "counts", "Cleanup": "cleanup",
 	}
-	function := regexp.MustCompile(`(?m)^func (?:\(e \*Engine\) )?(\w+)\(`)
+	function := regexp.MustCompile(`(?m)^func (?:\(e \*[Ee]ngine\) )?(\w+)\(`)
 	for _, engine := range []string{"internal/nftables", "iptables", "ipvs", "ebpf", "userspace"} {
 		paths, err := filepath.Glob("../../" + engine + "/*.go")
 		if err != nil || len(paths) == 0 {

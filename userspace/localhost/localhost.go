@@ -22,9 +22,8 @@ import (
 	"github.com/serviceplane/serviceplane/userspace"
 )
 
-// Engine is a proxier.Engine that adds node ports at localhost to another one. It has the
-// abilities of that engine too.
-type Engine struct {
+// engine adds node ports at localhost to another engine.
+type engine struct {
 	kernel  proxier.Engine
 	sockets *userspace.Engine
 	family  v1.IPFamily
@@ -38,24 +37,27 @@ type Engine struct {
 	served map[changetracker.ServicePortName]bool
 }
 
-var _ proxier.Engine = (*Engine)(nil)
+var _ proxier.Engine = (*engine)(nil)
 
 // Wrap returns a function for proxier.Deps.Wrap. The IP families share config.Budget. Of the
 // config, the fields about where and for whom sockets listen must not be set: Place, Listen,
 // Ports, Portals, ShareNodePorts, Addresses and Hooks.Activate. Its proxier.Config is that of
 // the engine. Of the deps only Logger and Observer count.
+//
+// The engine that it returns closes the one that it wraps, and has its abilities. Plan and Dump print the
+// sockets too, and Counts adds the connections at localhost, and their bytes. Descriptors are the figures of
+// Config.Budget, if the wrapped engine does not count them: engines that count them should share the Budget.
+// Where the rules of the wrapped engine accept node ports at 127.0.0.1, there are no sockets.
 func Wrap(config userspace.Config, deps proxier.Deps) func(v1.IPFamily, proxier.Engine) (proxier.Engine, error) {
 	if config.Budget == nil {
 		config.Budget = userspace.NewBudget(0)
 	}
 	return func(family v1.IPFamily, kernel proxier.Engine) (proxier.Engine, error) {
-		return NewEngine(config, family, kernel, deps)
+		return newEngine(config, family, kernel, deps)
 	}
 }
 
-// NewEngine returns the engine of one IP family; see Wrap. It closes kernel, the engine that
-// it wraps.
-func NewEngine(config userspace.Config, family v1.IPFamily, kernel proxier.Engine, deps proxier.Deps) (*Engine, error) {
+func newEngine(config userspace.Config, family v1.IPFamily, kernel proxier.Engine, deps proxier.Deps) (*engine, error) {
 	if err := validate(&config, kernel); err != nil {
 		return nil, err
 	}
@@ -76,7 +78,7 @@ func NewEngine(config userspace.Config, family v1.IPFamily, kernel proxier.Engin
 	if err != nil {
 		return nil, err
 	}
-	return &Engine{
+	return &engine{
 		kernel: kernel, sockets: sockets, family: family, netNS: config.NetNS,
 		log: lightdeps.Logger(deps.Logger, "localhost", family), present: true, served: map[changetracker.ServicePortName]bool{},
 	}, nil
@@ -98,10 +100,7 @@ func validate(c *userspace.Config, kernel proxier.Engine) error {
 	return errors.Join(errs...)
 }
 
-// Abilities are those of the wrapped engine. Plan and Dump print the sockets too, and Counts adds the
-// connections at localhost, and their bytes. Descriptors are the figures of Config.Budget, if the wrapped
-// engine does not count them: engines that count them should share the Budget.
-func (e *Engine) Abilities() proxier.Abilities {
+func (e *engine) Abilities() proxier.Abilities {
 	can := e.kernel.Abilities()
 	if can.Plan != nil {
 		can.Plan = e.Plan
@@ -120,7 +119,7 @@ func (e *Engine) Abilities() proxier.Abilities {
 
 // Apply implements proxier.Engine: the wrapped engine gets the Update unchanged, and the
 // sockets get its node ports.
-func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
+func (e *engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
 	result, err := e.kernel.Apply(ctx, update)
 	if update.Full {
 		e.lookForLocalhost(&update)
@@ -137,7 +136,7 @@ func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Resu
 
 // lookForLocalhost finds out whether this machine has the address of localhost: ::1 is absent
 // where IPv6 is disabled.
-func (e *Engine) lookForLocalhost(update *desired.Update) {
+func (e *engine) lookForLocalhost(update *desired.Update) {
 	before := e.present
 	e.present = e.family == v1.IPv4Protocol
 	if e.present || !e.isUsed(update) {
@@ -150,13 +149,13 @@ func (e *Engine) lookForLocalhost(update *desired.Update) {
 }
 
 // isUsed reports whether sockets serve node ports.
-func (e *Engine) isUsed(update *desired.Update) bool {
+func (e *engine) isUsed(update *desired.Update) bool {
 	return update.Globals.LocalhostNodePorts && e.Traits(nil).LocalhostSockets
 }
 
 // atLocalhost returns the update of the sockets: service ports with a node port, which is
 // accepted at localhost alone.
-func (e *Engine) atLocalhost(update *desired.Update) desired.Update {
+func (e *engine) atLocalhost(update *desired.Update) desired.Update {
 	local := desired.Update{Family: update.Family, Full: update.Full, Globals: localGlobals(e.family)}
 	if update.Full {
 		clear(e.served)
@@ -193,34 +192,31 @@ func localGlobals(family v1.IPFamily) desired.Globals {
 }
 
 // Cleanup implements proxier.Engine.
-func (e *Engine) Cleanup(ctx context.Context) error {
+func (e *engine) Cleanup(ctx context.Context) error {
 	return errors.Join(e.sockets.Cleanup(ctx), e.kernel.Cleanup(ctx))
 }
 
 // Close implements proxier.Engine: it ends the connections at localhost, and closes the
 // wrapped engine.
-func (e *Engine) Close() error { return errors.Join(e.sockets.Close(), e.kernel.Close()) }
+func (e *engine) Close() error { return errors.Join(e.sockets.Close(), e.kernel.Close()) }
 
 // Traits implements proxier.Engine. Where the rules of the wrapped engine accept node ports at
 // 127.0.0.1, there are no sockets.
-func (e *Engine) Traits(s *desired.Service) desired.Traits {
+func (e *engine) Traits(s *desired.Service) desired.Traits {
 	t := e.kernel.Traits(s)
 	t.LocalhostSockets = e.family == v1.IPv6Protocol || !t.LoopbackNodePorts
 	return t
 }
 
-func (e *Engine) descriptors() connection.Descriptors {
+func (e *engine) descriptors() connection.Descriptors {
 	if !e.used.Load() {
 		return connection.Descriptors{}
 	}
 	return e.sockets.Abilities().Descriptors()
 }
 
-// Sockets returns where node ports are served, sorted by service port.
-func (e *Engine) Sockets() []userspace.Site { return e.sockets.Sockets() }
-
 // Counts is for Abilities.
-func (e *Engine) Counts(ctx context.Context) (connection.Counts, error) {
+func (e *engine) Counts(ctx context.Context) (connection.Counts, error) {
 	counts, err := e.kernel.Abilities().Counts(ctx)
 	if err != nil && !errors.Is(err, errors.ErrUnsupported) { // then the sockets may count traffic
 		return counts, err
@@ -229,15 +225,10 @@ func (e *Engine) Counts(ctx context.Context) (connection.Counts, error) {
 	return counting.Sum(counts, local), err
 }
 
-// Traffic returns the counters of every service port with a node port.
-func (e *Engine) Traffic() map[changetracker.ServicePortName]userspace.PortCounts {
-	return e.sockets.Traffic()
-}
-
 const title = "# node ports at localhost\n"
 
 // Plan is for Abilities.
-func (e *Engine) Plan(update desired.Update) (string, error) {
+func (e *engine) Plan(update desired.Update) (string, error) {
 	plan, err := e.kernel.Abilities().Plan(update)
 	if err != nil || !e.isUsed(&update) {
 		return plan, err
@@ -253,9 +244,9 @@ func (e *Engine) Plan(update desired.Update) (string, error) {
 }
 
 // Dump is for Abilities.
-func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
+func (e *engine) Dump(ctx context.Context, w io.Writer) error {
 	err := e.kernel.Abilities().Dump(ctx, w)
-	if len(e.Sockets()) == 0 {
+	if len(e.sockets.Sockets()) == 0 {
 		return err
 	}
 	_, titleErr := io.WriteString(w, title)
