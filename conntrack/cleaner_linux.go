@@ -11,41 +11,39 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/flows"
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Cleaner deletes stale flows in one network namespace. It implements
-// proxier.Conntrack. Its methods may be called from several goroutines at once.
-type Cleaner struct {
+// cleaner deletes stale flows in one network namespace. Its methods may be called from several goroutines at once.
+type cleaner struct {
 	options Options
 	ending  map[v1.IPFamily]*ender
 	traffic *traffic
 }
 
-// New returns a Cleaner. It opens no socket.
-func New(o Options) *Cleaner {
-	c := &Cleaner{options: o, ending: map[v1.IPFamily]*ender{}, traffic: newTraffic(o.NetNS)}
+// New returns the functions of connection tracking in a network namespace. It opens no socket. Several goroutines
+// may call them at once. Clean reads the conntrack table of the family once, and deletes the stale entries one by
+// one. AddTraffic lists the open flows of the family.
+func New(o Options) *proxier.Conntrack {
+	c := newCleaner(o)
+	return &proxier.Conntrack{
+		Tracks: c.options.tracks, Clean: c.Clean, RunEnding: c.RunEnding, EndingStatus: c.EndingStatus, CleanupEnding: c.CleanupEnding,
+		RunTraffic: c.RunTraffic, FollowTraffic: c.FollowTraffic, AddTraffic: c.AddTraffic,
+	}
+}
+
+func newCleaner(o Options) *cleaner {
+	c := &cleaner{options: o, ending: map[v1.IPFamily]*ender{}, traffic: newTraffic(o.NetNS)}
 	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
 		c.ending[family] = newEnder(&endingTable{netNS: o.NetNS, name: o.Table, family: family})
 	}
 	return c
 }
 
-// Tracks is for proxier.Conntrack.
-func (c *Cleaner) Tracks(p desired.Protocol) bool { return c.options.tracks(p) }
-
-// Conntrack returns its functions.
-func (c *Cleaner) Conntrack() *proxier.Conntrack {
-	return &proxier.Conntrack{
-		Tracks: c.Tracks, Clean: c.Clean, RunEnding: c.RunEnding, EndingStatus: c.EndingStatus, CleanupEnding: c.CleanupEnding,
-		RunTraffic: c.RunTraffic, FollowTraffic: c.FollowTraffic, AddTraffic: c.AddTraffic,
-	}
-}
-
-// Clean is for proxier.Conntrack. It reads the conntrack table of the family once, and
-// deletes the stale entries one by one.
-func (c *Cleaner) Clean(ctx context.Context, family v1.IPFamily, check desired.FlowCheck) (deleted int, err error) {
+// Clean is for proxier.Conntrack.
+func (c *cleaner) Clean(ctx context.Context, family v1.IPFamily, check desired.FlowCheck) (deleted int, err error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
@@ -60,7 +58,7 @@ func (c *Cleaner) Clean(ctx context.Context, family v1.IPFamily, check desired.F
 			return 0, classify(err)
 		}
 	}
-	judge, ending := NewJudge(check, addrs), c.ending[family]
+	judge, ending := flows.NewJudge(check, addrs), c.ending[family]
 	which := netlinkx.AllFlows
 	ended, err := c.endedFlows(judge, check)
 	if err != nil {
@@ -71,7 +69,7 @@ func (c *Cleaner) Clean(ctx context.Context, family v1.IPFamily, check desired.F
 		which = netlinkx.Unanswered
 	}
 	deleted, err = netlinkx.DeleteFlows(s, uint8(number(family)), which, func(f *netlinkx.Flow) bool {
-		flow := desired.Flow{Protocol: desired.Protocol(f.Protocol), Client: f.Source, Dialled: f.Destination, Server: f.Server, Answered: f.Answered}
+		flow := flows.Flow{Protocol: desired.Protocol(f.Protocol), Client: f.Source, Dialled: f.Destination, Server: f.Server, Answered: f.Answered}
 		if judge.Ends(flow) {
 			if f.TCPState == netlinkx.TCPSynSent { // its client tries again, and gets another endpoint
 				return true
@@ -88,13 +86,13 @@ func (c *Cleaner) Clean(ctx context.Context, family v1.IPFamily, check desired.F
 // endedFlows are the connections of processes that have ended: see desired.Flows.Own. A process that lingers still has its
 // sockets.
 type endedFlows struct {
-	judge   *Judge
+	judge   *flows.Judge
 	asked   bool
 	sockets *netlinkx.Conn // nil: the kernel has no sock_diag, and no socket is known
 	err     error          // why a connection stays that may have ended
 }
 
-func (c *Cleaner) endedFlows(judge *Judge, check desired.FlowCheck) (e *endedFlows, err error) {
+func (c *cleaner) endedFlows(judge *flows.Judge, check desired.FlowCheck) (e *endedFlows, err error) {
 	e = &endedFlows{judge: judge, asked: slices.ContainsFunc(check.Untranslated, func(f desired.Flows) bool { return len(f.Own) > 0 })}
 	if e.asked {
 		if e.sockets, err = netlinkx.DialSockets(c.options.NetNS); errors.Is(err, unix.EPROTONOSUPPORT) {
@@ -104,7 +102,7 @@ func (c *Cleaner) endedFlows(judge *Judge, check desired.FlowCheck) (e *endedFlo
 	return e, err
 }
 
-func (e *endedFlows) has(ctx context.Context, f *netlinkx.Flow, flow desired.Flow) bool {
+func (e *endedFlows) has(ctx context.Context, f *netlinkx.Flow, flow flows.Flow) bool {
 	if !e.asked || !e.judge.Ended(flow) {
 		return false
 	}
@@ -124,7 +122,7 @@ func (e *endedFlows) close() {
 
 // mayDelete reports whether the options allow deleting such a flow. One of TCP that was neither
 // translated nor answered is not a connection yet, and never will be one.
-func (c *Cleaner) mayDelete(f *netlinkx.Flow, untranslated bool) bool {
+func (c *cleaner) mayDelete(f *netlinkx.Flow, untranslated bool) bool {
 	protocol := desired.Protocol(f.Protocol)
 	if protocol == desired.TCP {
 		return f.TCPState == netlinkx.TCPSynSent && (untranslated || c.options.UnansweredTCP)

@@ -4,16 +4,15 @@
 //
 // A UDP client that keeps sending keeps its conntrack entry alive, and with it the endpoint
 // that was chosen for its first datagram. This is wrong after the endpoint or the Service was
-// deleted, and if the client sent its first datagram before the Service had endpoints. Judge
-// decides which entries are stale, given the current Services; Cleaner deletes them over
-// netlink. TCP connections end by themselves.
+// deleted, and if the client sent its first datagram before the Service had endpoints.
+// New has what decides which entries are stale, given the current Services, and deletes them over netlink. TCP
+// connections end by themselves.
 //
 // Valid entries are not deleted: endpoints that terminate but still serve keep their
 // flows. Changes of traffic policy or topology affect new connections only.
 //
 // ReportConnections watches how connections through Services end, for package endpointhealth.
 //
-// A Cleaner is a proxier.Conntrack. The kernel engines of this library use it by default.
-// Sysctls sets the limits of connection tracking, as kube-proxy does. Judge is pure and
-// builds on all platforms; the others work on Linux only.
+// NewSysctls sets the limits of connection tracking, as kube-proxy does. The package builds on all platforms, and
+// works on Linux only.
 package conntrack

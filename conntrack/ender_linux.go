@@ -327,7 +327,7 @@ func (e *ender) status() (open, ended int, cannot proxier.Condition) {
 }
 
 // RunEnding is for proxier.Conntrack.
-func (c *Cleaner) RunEnding(ctx context.Context, log *zap.Logger) error {
+func (c *cleaner) RunEnding(ctx context.Context, log *zap.Logger) error {
 	var running sync.WaitGroup
 	var errs [2]error
 	for i, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {

@@ -243,12 +243,12 @@ func send(fd int, from, to netip.AddrPort, flags byte, via netip.Addr) {
 }
 
 // EndingStatus is for proxier.Conntrack.
-func (c *Cleaner) EndingStatus(family v1.IPFamily) (open, ended int, cannot proxier.Condition) {
+func (c *cleaner) EndingStatus(family v1.IPFamily) (open, ended int, cannot proxier.Condition) {
 	return c.ending[family].status()
 }
 
 // CleanupEnding is for proxier.Conntrack.
-func (c *Cleaner) CleanupEnding(_ context.Context, family v1.IPFamily) error {
+func (c *cleaner) CleanupEnding(_ context.Context, family v1.IPFamily) error {
 	t := endingTable{netNS: c.options.NetNS, name: c.options.Table, family: family}
 	return t.remove()
 }

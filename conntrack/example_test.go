@@ -1,36 +1,27 @@
 package conntrack_test
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
+
+	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/conntrack"
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// A DNS Service had two endpoints, and one of them was deleted. The flows to it are stale.
-func ExampleJudge() {
-	vip, node := netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("192.0.2.10")
-	stays, gone := netip.MustParseAddrPort("10.244.1.5:5353"), netip.MustParseAddrPort("10.244.2.7:5353")
-	globals := desired.Globals{NodePortAddresses: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}
-	check := desired.NewFlowCheck(&globals, desired.Traits{}, // for a desired.Service, desired.FlowsOf has what follows
-		desired.Flows{Key: desired.Key{VIP: vip, Protocol: desired.UDP, Port: 53}, Serving: desired.EndpointsOf(stays)},
-		desired.Flows{Key: desired.Key{Protocol: desired.UDP, Port: 30053}, Serving: desired.EndpointsOf(stays)}) // a node port
-	judge := conntrack.NewJudge(check, []netip.Addr{node})
-	for _, flow := range []desired.Flow{
-		{Dialled: netip.AddrPortFrom(vip, 53), Server: stays},
-		{Dialled: netip.AddrPortFrom(vip, 53), Server: gone},
-		{Dialled: netip.AddrPortFrom(node, 30053), Server: gone},
-		{Dialled: netip.AddrPortFrom(vip, 53), Server: netip.AddrPortFrom(vip, 53)}, // from before there were endpoints
-		{Dialled: netip.MustParseAddrPort("192.0.2.99:53"), Server: gone},           // not of a Service
-	} {
-		flow.Protocol = desired.UDP
-		fmt.Printf("%v served by %v: stale is %v\n", flow.Dialled, flow.Server, judge.Stale(flow))
+// A DNS Service had two endpoints, and one of them is deleted. A data plane of one's own deletes the flows to it;
+// package proxier does so by Deps.Conntrack.
+func ExampleNew() {
+	tracking := conntrack.New(conntrack.Options{SCTP: true})
+	clean := func(ctx context.Context) (deleted int, err error) { // it needs CAP_NET_ADMIN
+		dns := desired.Key{VIP: netip.MustParseAddr("10.96.0.10"), Protocol: desired.UDP, Port: 53}
+		stays := desired.EndpointsOf(netip.MustParseAddrPort("10.244.1.5:5353"))
+		check := desired.NewFlowCheck(&desired.Globals{}, desired.Traits{}, desired.Flows{Key: dns, Serving: stays})
+		return tracking.Clean(ctx, v1.IPv4Protocol, check)
 	}
-	// Output:
-	// 10.96.0.10:53 served by 10.244.1.5:5353: stale is false
-	// 10.96.0.10:53 served by 10.244.2.7:5353: stale is true
-	// 192.0.2.10:30053 served by 10.244.2.7:5353: stale is true
-	// 10.96.0.10:53 served by 10.96.0.10:53: stale is true
-	// 192.0.2.99:53 served by 10.244.2.7:5353: stale is false
+	_ = clean
+	fmt.Println("UDP", tracking.Tracks(desired.UDP), "SCTP", tracking.Tracks(desired.SCTP), "TCP", tracking.Tracks(desired.TCP))
+	// Output: UDP true SCTP true TCP false
 }

@@ -2,7 +2,7 @@ package conntrack
 
 import "github.com/serviceplane/serviceplane/desired"
 
-// Options configure a Cleaner. The zero value deletes stale UDP flows in the current
+// Options configure New. The zero value deletes stale UDP flows in the current
 // network namespace.
 type Options struct {
 	// NetNS is the network namespace, as in proxier.Config.

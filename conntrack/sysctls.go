@@ -68,9 +68,8 @@ func (o SysctlOptions) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Sysctls applies the kernel settings of connection tracking, and can undo that. It
-// implements proxier.Settings.
-type Sysctls struct {
+// sysctls are the Settings of NewSysctls.
+type sysctls struct {
 	options    SysctlOptions
 	root       string // of /proc and /sys
 	record     record // of the changes; prepare sets its path
@@ -78,25 +77,24 @@ type Sysctls struct {
 	conditions []proxier.Condition
 }
 
-var _ proxier.Settings = (*Sysctls)(nil)
-
-// NewSysctls returns Sysctls. It changes no setting.
-func NewSysctls(o SysctlOptions) (*Sysctls, error) {
+// NewSysctls returns what applies the kernel settings of connection tracking, and can undo that. It changes no
+// setting yet. A setting that cannot be changed becomes a condition, and the others are still changed. In a
+// container most of them cannot be changed.
+func NewSysctls(o SysctlOptions) (proxier.Settings, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("kernel settings of connection tracking: %w", err)
 	}
 	return newSysctls("/", o), nil
 }
 
-func newSysctls(root string, o SysctlOptions) *Sysctls {
-	s := &Sysctls{options: o, root: root, log: o.Logger}
+func newSysctls(root string, o SysctlOptions) *sysctls {
+	s := &sysctls{options: o, root: root, log: o.Logger}
 	s.log = cmp.Or(s.log, zap.NewNop())
 	return s
 }
 
-// Apply implements proxier.Settings. A setting that cannot be changed becomes a condition,
-// and the others are still changed. In a container most of them cannot be changed.
-func (s *Sysctls) Apply(context.Context) []proxier.Condition {
+// Apply implements proxier.Settings.
+func (s *sysctls) Apply(context.Context) []proxier.Condition {
 	s.conditions = nil
 	err := namespace.Visit(s.options.NetNS, func() error {
 		s.prepare()
@@ -110,14 +108,14 @@ func (s *Sysctls) Apply(context.Context) []proxier.Condition {
 }
 
 // Restore implements proxier.Settings.
-func (s *Sysctls) Restore(context.Context) error {
+func (s *sysctls) Restore(context.Context) error {
 	return namespace.Visit(s.options.NetNS, func() error {
 		s.prepare()
 		return s.restore()
 	})
 }
 
-func (s *Sysctls) addCondition(format string, args ...any) {
+func (s *sysctls) addCondition(format string, args ...any) {
 	s.conditions = append(s.conditions, proxier.Condition{
 		Type: proxier.ConditionKernelSettings, Since: time.Now(), Message: fmt.Sprintf(format, args...),
 	})
@@ -183,7 +181,7 @@ func (o *SysctlOptions) limit(cpus int) int64 {
 }
 
 // prepare sets the path of the record, for the network namespace of this thread.
-func (s *Sysctls) prepare() {
+func (s *sysctls) prepare() {
 	if s.options.StateDir == "" {
 		return
 	}
@@ -197,7 +195,7 @@ func (s *Sysctls) prepare() {
 }
 
 // cpus counts the CPUs of the machine, not only those that this process may use.
-func (s *Sysctls) cpus() int {
+func (s *sysctls) cpus() int {
 	text, err := s.read("sys/devices/system/cpu/online") // such as "0-3,8"
 	if err != nil {
 		return runtime.NumCPU()
@@ -220,7 +218,7 @@ func (s *Sysctls) cpus() int {
 
 // apply writes the settings. It restores settings that an earlier process has changed and
 // that are not wanted any more.
-func (s *Sysctls) apply(wanted []setting) {
+func (s *sysctls) apply(wanted []setting) {
 	before, err := s.record.load()
 	if err != nil {
 		s.addCondition("earlier changes of kernel settings cannot be restored: %v", err)
@@ -255,7 +253,7 @@ func (s *Sysctls) apply(wanted []setting) {
 }
 
 // plan returns the changes that apply has to make.
-func (s *Sysctls) plan(wanted []setting, before []change) []change {
+func (s *sysctls) plan(wanted []setting, before []change) []change {
 	var changes []change
 	for _, w := range wanted {
 		text, err := s.read(w.path)
@@ -281,7 +279,7 @@ func (s *Sysctls) plan(wanted []setting, before []change) []change {
 }
 
 // restore undoes all recorded changes, and removes them from the record.
-func (s *Sysctls) restore() error {
+func (s *sysctls) restore() error {
 	changes, err := s.record.load()
 	if err != nil {
 		return err
@@ -297,7 +295,7 @@ func (s *Sysctls) restore() error {
 
 // undo restores one setting. It does nothing if the setting is gone, or if another program
 // has changed it since.
-func (s *Sysctls) undo(c change) error {
+func (s *sysctls) undo(c change) error {
 	now, err := s.read(c.Path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -315,13 +313,13 @@ func (s *Sysctls) undo(c change) error {
 	return nil
 }
 
-func (s *Sysctls) read(path string) (string, error) {
+func (s *sysctls) read(path string) (string, error) {
 	text, err := os.ReadFile(filepath.Join(s.root, path))
 	return strings.TrimSpace(string(text)), err
 }
 
 // write never creates a file.
-func (s *Sysctls) write(path, value string) error {
+func (s *sysctls) write(path, value string) error {
 	file, err := os.OpenFile(filepath.Join(s.root, path), os.O_WRONLY|os.O_TRUNC, 0)
 	if err != nil {
 		return err

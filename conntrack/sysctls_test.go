@@ -104,7 +104,7 @@ func (k *fakeKernel) run(wanted *SysctlOptions) ([]proxier.Condition, *observer.
 	return k.instance("kube-proxy", o).Apply(k.t.Context()), logs
 }
 
-func (k *fakeKernel) instance(name string, o SysctlOptions) *Sysctls {
+func (k *fakeKernel) instance(name string, o SysctlOptions) *sysctls {
 	o.StateDir, o.Instance = k.state, name
 	return newSysctls(k.root, o)
 }

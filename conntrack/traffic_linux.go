@@ -16,6 +16,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/counting"
+	"github.com/serviceplane/serviceplane/internal/flows"
 	"github.com/serviceplane/serviceplane/internal/namespace"
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
 	"github.com/serviceplane/serviceplane/proxier/connection"
@@ -56,8 +57,8 @@ type familyTraffic struct {
 	netNS  string
 	ledger *counting.Traffic
 	check  desired.FlowCheck
-	judge  *Judge    // nil: make one
-	judged time.Time // when it was made
+	judge  *flows.Judge // nil: make one
+	judged time.Time    // when it was made
 }
 
 func newTraffic(netNS string) *traffic {
@@ -69,7 +70,7 @@ func newTraffic(netNS string) *traffic {
 }
 
 // RunTraffic is for proxier.Conntrack.
-func (c *Cleaner) RunTraffic(ctx context.Context, log *zap.Logger, begun func()) error {
+func (c *cleaner) RunTraffic(ctx context.Context, log *zap.Logger, begun func()) error {
 	for ctx.Err() == nil {
 		err := classify(c.traffic.run(ctx, log, begun))
 		begun()
@@ -86,7 +87,7 @@ func (c *Cleaner) RunTraffic(ctx context.Context, log *zap.Logger, begun func())
 }
 
 // FollowTraffic is for proxier.Conntrack.
-func (c *Cleaner) FollowTraffic(family v1.IPFamily, outcomes []desired.Applied, check desired.FlowCheck, selected func(*desired.Service) bool) {
+func (c *cleaner) FollowTraffic(family v1.IPFamily, outcomes []desired.Applied, check desired.FlowCheck, selected func(*desired.Service) bool) {
 	t := c.traffic
 	t.pendingMu.Lock()
 	t.pending = append(t.pending, func() {
@@ -101,7 +102,7 @@ func (c *Cleaner) FollowTraffic(family v1.IPFamily, outcomes []desired.Applied, 
 }
 
 // AddTraffic is for proxier.Conntrack. It lists the open flows of the family.
-func (c *Cleaner) AddTraffic(ctx context.Context, family v1.IPFamily, counts connection.Counts) (connection.Counts, error) {
+func (c *cleaner) AddTraffic(ctx context.Context, family v1.IPFamily, counts connection.Counts) (connection.Counts, error) {
 	t := c.traffic
 	t.mu.Lock()
 	defer t.unlock()
@@ -250,7 +251,7 @@ func (t *traffic) seen(f *netlinkx.Flow) *counting.Seen {
 	to, from, _ := f.Volumes()
 	return &counting.Seen{
 		Identity: f.Hash(t.seed),
-		Flow:     desired.Flow{Protocol: desired.Protocol(f.Protocol), Client: f.Source, Dialled: f.Destination, Server: f.Server},
+		Flow:     flows.Flow{Protocol: desired.Protocol(f.Protocol), Client: f.Source, Dialled: f.Destination, Server: f.Server},
 		Traffic:  connection.Traffic{PacketsIn: to.Packets, BytesIn: to.Bytes, PacketsOut: from.Packets, BytesOut: from.Bytes},
 	}
 }
@@ -283,8 +284,8 @@ func (f *familyTraffic) each(do func(*netlinkx.Flow)) error {
 
 // acceptsNodePorts reports whether an address accepts node ports.
 func (f *familyTraffic) acceptsNodePorts(addr netip.Addr) bool {
-	if f.judge != nil && (f.judge.acceptsNodePorts(addr) || time.Since(f.judged) < addressesAge) {
-		return f.judge.acceptsNodePorts(addr)
+	if f.judge != nil && (f.judge.AcceptsNodePorts(addr) || time.Since(f.judged) < addressesAge) {
+		return f.judge.AcceptsNodePorts(addr)
 	}
 	s, err := netlinkx.Open(f.netNS)
 	if err != nil {
@@ -295,6 +296,6 @@ func (f *familyTraffic) acceptsNodePorts(addr netip.Addr) bool {
 	if err != nil {
 		return false
 	}
-	f.judge, f.judged = NewJudge(f.check, addrs), time.Now()
-	return f.judge.acceptsNodePorts(addr)
+	f.judge, f.judged = flows.NewJudge(f.check, addrs), time.Now()
+	return f.judge.AcceptsNodePorts(addr)
 }

@@ -18,11 +18,12 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
+	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // countTraffic counts in a namespace until the returned function is called.
-func countTraffic(tb testing.TB, netNS string, log *zap.Logger) (c *conntrack.Cleaner, stop func()) {
+func countTraffic(tb testing.TB, netNS string, log *zap.Logger) (c *proxier.Conntrack, stop func()) {
 	tb.Helper()
 	c = conntrack.New(conntrack.Options{NetNS: netNS})
 	begun := make(chan struct{}, 2)

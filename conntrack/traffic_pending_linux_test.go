@@ -10,12 +10,13 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/counting"
+	"github.com/serviceplane/serviceplane/internal/flows"
 	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // No sync waits for a reading, and an update that comes while a reading runs or ends is not lost.
 func TestNoSyncWaitsForAReading(t *testing.T) {
-	c := New(Options{})
+	c := newCleaner(Options{})
 	vip := netip.MustParseAddr("10.96.0.1")
 	update := func(names ...string) {
 		var outcomes []desired.Applied
@@ -31,7 +32,7 @@ func TestNoSyncWaitsForAReading(t *testing.T) {
 	flow := func(identity uint64, port uint16) *counting.Seen {
 		return &counting.Seen{
 			Identity: identity, Traffic: connection.Traffic{BytesIn: 1},
-			Flow: desired.Flow{Protocol: desired.TCP, Dialled: netip.AddrPortFrom(vip, port), Server: netip.MustParseAddrPort("10.244.0.1:80")},
+			Flow: flows.Flow{Protocol: desired.TCP, Dialled: netip.AddrPortFrom(vip, port), Server: netip.MustParseAddrPort("10.244.0.1:80")},
 		}
 	}
 	ledger := c.traffic.families[v1.IPv4Protocol].ledger

@@ -83,7 +83,7 @@ func TestFlowsThatBeganWithoutRulesAreTranslated(t *testing.T) {
 func (w *world) startUnwatched() *proxier.Proxier {
 	w.t.Helper()
 	config := w.config().WithDefaults()
-	deps := proxier.Deps{Conntrack: conntrack.New(conntrack.Options{NetNS: config.NetNS}).Conntrack()}
+	deps := proxier.Deps{Conntrack: conntrack.New(conntrack.Options{NetNS: config.NetNS})}
 	p, err := lightdeps.Provider(config.Config, deps, func(family v1.IPFamily) (*engine, error) {
 		e, err := newEngine(config, family, deps)
 		if err == nil {

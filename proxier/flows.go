@@ -217,6 +217,11 @@ func (t *flowTracker) recheckAll(names []changetracker.ServicePortName) {
 	}
 }
 
+// narrower reports whether flows may have become stale because the source ranges changed.
+func narrower(f, before *desired.Flows) bool {
+	return f.Restricted && (!before.Restricted || !slices.Equal(f.SourceRanges, before.SourceRanges))
+}
+
 // recheckEverything is recheckAll for all service ports.
 func (t *flowTracker) recheckEverything() { t.allSuspected = t.cleans }
 
@@ -229,7 +234,7 @@ func (t *flowTracker) addFrontends(before, now portFlows, suspected bool) {
 	for _, f := range now.frontends {
 		_, isPending := t.pending[f.Key]
 		old := before.find(f.Key)
-		changed := all || old == nil || f.Narrower(old)
+		changed := all || old == nil || narrower(&f, old)
 		if changed {
 			t.added++
 		}

@@ -31,7 +31,7 @@ func withIPTables(config proxier.Config, deps proxier.Deps) (proxier.Provider, e
 }
 
 func withPortals(config proxier.Config, deps proxier.Deps, portals func(v1.IPFamily) (proxier.Engine, error)) (proxier.Provider, error) {
-	deps.Conntrack = conntrack.New(conntrack.Options{NetNS: config.NetNS}).Conntrack()
+	deps.Conntrack = conntrack.New(conntrack.Options{NetNS: config.NetNS})
 	return userspace.New(userspace.Config{Config: config, ShareNodePorts: true, Portals: portals}, deps)
 }
 

@@ -50,7 +50,7 @@ func startPortals(t *testing.T, n *network, s *side, change ...func(*Config)) *p
 		Families: []v1.IPFamily{s.family}, NetNS: n.node.Path(), Node: changetracker.Node{Name: "node", Addresses: []netip.Addr{s.node}},
 		Runner: runner.Options{MinInterval: runner.Unlimited},
 	}}
-	deps := proxier.Deps{Observer: p.heard, Conntrack: conntrack.New(conntrack.Options{NetNS: n.node.Path()}).Conntrack()}
+	deps := proxier.Deps{Observer: p.heard, Conntrack: conntrack.New(conntrack.Options{NetNS: n.node.Path()})}
 	config.Portals = func(family v1.IPFamily) (proxier.Engine, error) {
 		return nftables.NewEngine(nftables.Config{Config: config.Config}, family, proxier.Deps{})
 	}

@@ -69,7 +69,7 @@ func newIPTables(variant iptables.Variant) func(proxier.Config) (*proxier.Proxie
 
 // newUserspace returns a proxy of sockets, with rules of nftables in front.
 func newUserspace(config proxier.Config) (*proxier.Proxier, error) {
-	deps := proxier.Deps{Conntrack: conntrack.New(conntrack.Options{NetNS: config.NetNS}).Conntrack()}
+	deps := proxier.Deps{Conntrack: conntrack.New(conntrack.Options{NetNS: config.NetNS})}
 	portals := func(family v1.IPFamily) (proxier.Engine, error) {
 		return nftables.NewEngine(nftables.Config{Config: config}, family, deps)
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/flows"
 	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
@@ -60,7 +61,7 @@ func NewTraffic() *Traffic {
 // Seen is a flow in a notification or a listing. Identity is unique among flows.
 type Seen struct {
 	Identity uint64
-	desired.Flow
+	flows.Flow
 	Traffic connection.Traffic
 }
 

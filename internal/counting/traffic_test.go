@@ -9,6 +9,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/flows"
 	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
@@ -41,7 +42,7 @@ func served(service string, endpoints ...byte) *desired.Service {
 // flow is one with a number, to an address and an endpoint, from which came some bytes.
 func flow(number uint64, to netip.AddrPort, endpoint byte, size uint64) *Seen {
 	return &Seen{
-		Identity: number, Flow: desired.Flow{Protocol: desired.TCP, Dialled: to, Server: owner("", endpoint).Endpoint},
+		Identity: number, Flow: flows.Flow{Protocol: desired.TCP, Dialled: to, Server: owner("", endpoint).Endpoint},
 		Traffic: connection.Traffic{PacketsIn: 1, BytesIn: 1, BytesOut: size},
 	}
 }

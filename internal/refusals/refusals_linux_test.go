@@ -247,7 +247,7 @@ func newIPTables(variant iptables.Variant, localhost bool) func(proxier.Config) 
 // they end.
 func newUserspace(linger time.Duration, portals func(proxier.Config, v1.IPFamily, proxier.Deps) (proxier.Engine, error)) func(proxier.Config) (*proxier.Proxier, error) {
 	return func(c proxier.Config) (*proxier.Proxier, error) {
-		deps := proxier.Deps{Conntrack: conntrack.New(conntrack.Options{NetNS: c.NetNS}).Conntrack()}
+		deps := proxier.Deps{Conntrack: conntrack.New(conntrack.Options{NetNS: c.NetNS})}
 		return userspace.New(userspace.Config{Config: c, ShareNodePorts: true, Linger: linger, Portals: func(family v1.IPFamily) (proxier.Engine, error) {
 			return portals(c, family, deps)
 		}}, deps)

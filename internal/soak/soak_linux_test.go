@@ -83,7 +83,7 @@ func factories() map[string]proxiertest.Factory {
 		"iptables-nft":    withIPTables(iptables.VariantNFT),
 		"iptables-legacy": withIPTables(iptables.VariantLegacy),
 		"userspace": func(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {
-			deps.Conntrack = conntrack.New(conntrack.Options{NetNS: config.NetNS}).Conntrack()
+			deps.Conntrack = conntrack.New(conntrack.Options{NetNS: config.NetNS})
 			return userspace.New(userspace.Config{Config: config, UDPIdle: time.Second, ShareNodePorts: true, Portals: func(family v1.IPFamily) (proxier.Engine, error) {
 				return nftables.NewEngine(nftables.Config{Config: config}, family, deps)
 			}}, deps)

@@ -8,7 +8,7 @@
 // are added or removed, ports are in use for a while, or the process runs out of file
 // descriptors; while a fault lasts, it is a proxier.Condition.
 //
-// NewHandler answers at /healthz and /livez about the proxy as a whole. Judge is the
+// NewHandler answers at /healthz and /livez about the proxy as a whole. Evaluate is the
 // decision behind both, a pure function of proxier.Status: a proxy is healthy if every
 // family has been programmed once and no change waits too long.
 //

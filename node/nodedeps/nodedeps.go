@@ -22,7 +22,7 @@ import (
 // back to nil.
 func Complete(config proxier.Config, deps proxier.Deps) proxier.Deps {
 	if deps.Conntrack == nil {
-		deps.Conntrack = conntrack.New(conntrack.Options{NetNS: config.NetNS, Table: config.WithDefaults().Names.Table + ".ending"}).Conntrack()
+		deps.Conntrack = conntrack.New(conntrack.Options{NetNS: config.NetNS, Table: config.WithDefaults().Names.Table + ".ending"})
 	}
 	return lightdeps.Complete(deps, config.NetNS)
 }

@@ -33,7 +33,7 @@ func TestCompleteSetsWhatIsNil(t *testing.T) {
 	if addrs, err := none.LocalAddresses(t.Context()); err != nil || !slices.Contains(addrs, netip.MustParseAddr("127.0.0.1")) {
 		t.Errorf("LocalAddresses = %v, %v, want 127.0.0.1 among them", addrs, err)
 	}
-	cleaner, health := conntrack.New(conntrack.Options{}).Conntrack(), proxier.NoHealth()
+	cleaner, health := conntrack.New(conntrack.Options{}), proxier.NoHealth()
 	own := nodedeps.Complete(proxier.Config{}, proxier.Deps{
 		Conntrack: cleaner, Health: health,
 		LocalAddresses: func(context.Context) ([]netip.Addr, error) { return nil, nil },

@@ -149,7 +149,7 @@ func (o *options) iptablesConfig(config proxier.Config) iptables.Config {
 // sockets returns the userspace proxy with its portals.
 func (o *options) sockets(config proxier.Config, deps proxier.Deps, budget *userspace.Budget) (*proxier.Proxier, error) {
 	ports, _ := parsePorts(o.userspace.ports) // validated
-	deps.Conntrack = conntrack.New(conntrack.Options{NetNS: config.NetNS, Table: config.Names.Table + ".ending"}).Conntrack()
+	deps.Conntrack = conntrack.New(conntrack.Options{NetNS: config.NetNS, Table: config.Names.Table + ".ending"})
 	return userspace.New(userspace.Config{
 		Config: config, Ports: ports, UDPIdle: o.userspace.udpTimeout, Linger: o.userspace.linger, Budget: budget,
 		Portals: func(family v1.IPFamily) (proxier.Engine, error) {
@@ -255,7 +255,7 @@ func untilDone(ctx context.Context, log *zap.Logger, remove func() error) {
 }
 
 // sysctls returns the kernel settings of the flags.
-func (o *options) sysctls(instance string, log *zap.Logger) (*conntrack.Sysctls, error) {
+func (o *options) sysctls(instance string, log *zap.Logger) (proxier.Settings, error) {
 	wanted := o.conntrack
 	wanted.Accounting = o.countTraffic && o.mode() != modeUserspace // whose sockets count
 	wanted.StateDir, wanted.Instance, wanted.Logger = o.stateDir, instance, log

@@ -15,6 +15,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	staleness "github.com/serviceplane/serviceplane/internal/flows"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
@@ -180,8 +181,9 @@ func (f *flows) restarted() {
 func (f *flows) clean(family v1.IPFamily, check *desired.FlowCheck) (deleted int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	judge := staleness.NewJudge(desired.FlowCheck{Frontends: check.Frontends, ServiceCIDRs: check.ServiceCIDRs}, nil)
 	for k := range f.there {
-		if k.family == family && f.isStale(k, check) {
+		if k.family == family && judge.Stale(k.flow()) {
 			delete(f.there, k)
 			deleted++
 		}
@@ -189,14 +191,8 @@ func (f *flows) clean(family v1.IPFamily, check *desired.FlowCheck) (deleted int
 	return deleted
 }
 
-func (f *flows) isStale(k flowKey, check *desired.FlowCheck) bool {
-	flow := desired.Flow{Protocol: k.key.Protocol, Dialled: netip.AddrPortFrom(k.key.VIP, k.key.Port), Server: k.server, Answered: true}
-	for i := range check.Frontends {
-		if check.Frontends[i].Key == k.key {
-			return check.Frontends[i].Stale(&flow)
-		}
-	}
-	return inAny(check.ServiceCIDRs, k.key.VIP)
+func (k flowKey) flow() staleness.Flow {
+	return staleness.Flow{Protocol: k.key.Protocol, Dialled: netip.AddrPortFrom(k.key.VIP, k.key.Port), Server: k.server, Answered: true}
 }
 
 // inAny is false for the VIP of a node port, which is no address.

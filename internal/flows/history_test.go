@@ -1,4 +1,4 @@
-package conntrack_test
+package flows_test
 
 import (
 	"context"
@@ -15,8 +15,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
-	"github.com/serviceplane/serviceplane/conntrack"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/flows"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 	"github.com/serviceplane/serviceplane/runner"
@@ -42,7 +42,7 @@ type history struct {
 	engine *loopbackEngine
 
 	model  map[int]*modelled
-	flows  map[desired.Flow]bool
+	flows  map[flows.Flow]bool
 	broken bool // Clean fails
 	checks int
 }
@@ -63,7 +63,7 @@ type modelled struct {
 
 func startHistory(t *testing.T, seed uint64) *history {
 	t.Helper()
-	h := &history{t: t, rand: rand.New(rand.NewPCG(seed, 0)), model: map[int]*modelled{}, flows: map[desired.Flow]bool{}}
+	h := &history{t: t, rand: rand.New(rand.NewPCG(seed, 0)), model: map[int]*modelled{}, flows: map[flows.Flow]bool{}}
 	h.start()
 	return h
 }
@@ -96,7 +96,7 @@ func (h *history) conntrack() *proxier.Conntrack {
 // Clean is for proxier.Conntrack on the table of the history.
 func (h *history) Clean(_ context.Context, _ v1.IPFamily, check desired.FlowCheck) (deleted int, err error) {
 	h.checks++
-	judge := conntrack.NewJudge(check, []netip.Addr{netip.MustParseAddr(nodeAddr), netip.MustParseAddr("127.0.0.1")})
+	judge := flows.NewJudge(check, []netip.Addr{netip.MustParseAddr(nodeAddr), netip.MustParseAddr("127.0.0.1")})
 	for f := range h.flows {
 		if f.Protocol != desired.UDP || !judge.Stale(f) {
 			continue
@@ -160,7 +160,7 @@ func isNotServing(option proxiertest.EndpointOption) bool {
 }
 
 // valid decides by the model alone whether a flow may exist.
-func (h *history) valid(f desired.Flow) bool {
+func (h *history) valid(f flows.Flow) bool {
 	translated := f.Dialled != f.Server
 	for n, m := range h.model {
 		if !slices.Contains(m.frontends(n), f.Dialled) {
@@ -258,7 +258,7 @@ func (h *history) traffic() {
 		for _, dialled := range m.frontends(n) {
 			for i := range m.pods {
 				if m.serves(pod(i)) && h.rand.IntN(2) == 0 {
-					h.open(desired.Flow{Protocol: desired.UDP, Dialled: dialled, Server: pod(i)})
+					h.open(flows.Flow{Protocol: desired.UDP, Dialled: dialled, Server: pod(i)})
 				}
 			}
 		}
@@ -268,12 +268,12 @@ func (h *history) traffic() {
 			continue
 		}
 		for _, dialled := range (&modelled{external: true}).frontends(n) { // nobody translates it
-			h.open(desired.Flow{Protocol: desired.UDP, Dialled: dialled, Server: dialled})
+			h.open(flows.Flow{Protocol: desired.UDP, Dialled: dialled, Server: dialled})
 		}
 	}
 	n := h.rand.IntN(historyServices)
 	elsewhere := netip.AddrPortFrom(netip.MustParseAddr(otherNode), 30000+uint16(n))
-	for _, f := range []desired.Flow{
+	for _, f := range []flows.Flow{
 		{Protocol: desired.UDP, Dialled: elsewhere, Server: elsewhere},
 		{Protocol: desired.UDP, Dialled: elsewhere, Server: pod(n)},
 		{Protocol: desired.UDP, Dialled: netip.AddrPortFrom(vip(n), 54), Server: netip.AddrPortFrom(vip(n), 54)},
@@ -284,7 +284,7 @@ func (h *history) traffic() {
 }
 
 // open adds a flow of a random client, answered or not.
-func (h *history) open(f desired.Flow) {
+func (h *history) open(f flows.Flow) {
 	f.Client = netip.AddrPortFrom(netip.MustParseAddr([]string{friend, stranger}[h.rand.IntN(2)]), 1024)
 	f.Answered = h.rand.IntN(2) == 0
 	if h.valid(f) || f.Protocol != desired.UDP { // the first packet of a stranger is dropped

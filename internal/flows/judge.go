@@ -1,4 +1,4 @@
-package conntrack
+package flows
 
 import (
 	"net/netip"
@@ -42,48 +42,48 @@ func byKey(all []desired.Flows) map[desired.Key]*desired.Flows {
 }
 
 // Stale reports whether a flow must be deleted.
-func (j *Judge) Stale(f desired.Flow) bool {
+func (j *Judge) Stale(f Flow) bool {
 	if flows := j.find(j.frontends, &f); flows != nil {
-		return flows.Stale(&f)
+		return stale(flows, &f)
 	}
 	if flows := j.find(j.begun, &f); flows != nil {
-		return !f.Answered && !f.Translated() && flows.Stale(&f) || flows.Ended(&f)
+		return !f.Answered && !f.Translated() && stale(flows, &f) || ended(flows, &f)
 	}
 	return f.Translated() && within(j.check.ServiceCIDRs, f.Dialled.Addr())
 }
 
 // Ended reports whether an earlier process served a connection, whatever its state is.
-func (j *Judge) Ended(f desired.Flow) bool {
+func (j *Judge) Ended(f Flow) bool {
 	flows := j.find(j.begun, &f)
-	return flows != nil && flows.Ended(&f)
+	return flows != nil && ended(flows, &f)
 }
 
 // Ends reports whether a connection must end because its endpoint is gone for good.
-func (j *Judge) Ends(f desired.Flow) bool {
+func (j *Judge) Ends(f Flow) bool {
 	if len(j.ends) == 0 || f.Protocol != desired.TCP || !f.Translated() {
 		return false
 	}
 	flows := j.find(j.ends, &f)
-	return flows != nil && flows.Stale(&f)
+	return flows != nil && stale(flows, &f)
 }
 
 // find returns the frontend that a flow belongs to, or nil.
-func (j *Judge) find(frontends map[desired.Key]*desired.Flows, f *desired.Flow) *desired.Flows {
+func (j *Judge) find(frontends map[desired.Key]*desired.Flows, f *Flow) *desired.Flows {
 	key := desired.Key{VIP: f.Dialled.Addr(), Protocol: f.Protocol, Port: f.Dialled.Port()}
 	if flows, ok := frontends[key]; ok {
 		return flows
 	}
-	if !j.acceptsNodePorts(key.VIP) {
+	if !j.AcceptsNodePorts(key.VIP) {
 		return nil
 	}
 	key.VIP = netip.Addr{}
 	return frontends[key]
 }
 
-// acceptsNodePorts reports whether an address accepts node ports. All of 127.0.0.0/8
+// AcceptsNodePorts reports whether an address accepts node ports. All of 127.0.0.0/8
 // belongs to the node, including addresses that the interface lo does not list. The kernel
 // cannot translate packets to ::1.
-func (j *Judge) acceptsNodePorts(addr netip.Addr) bool {
+func (j *Judge) AcceptsNodePorts(addr netip.Addr) bool {
 	accepts := j.node[addr]
 	if addr.IsLoopback() {
 		accepts = addr.Is4() && j.check.LoopbackNodePorts
