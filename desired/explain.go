@@ -397,7 +397,7 @@ func (e *explaining) socket(s *Service, f *Frontend) {
 	if e.traits.Sockets == nil {
 		return
 	}
-	by, why := e.traits.Sockets.Carries(s, f, &e.Globals)
+	by, why := e.traits.Sockets(s, f, &e.Globals)
 	switch here := e.isNodes() || e.isPods() && contains(e.Resolver.Node.PodCIDRs, e.Packet.Source); {
 	case !here:
 		e.because("by rules, because the client is not on this node")

@@ -6,13 +6,6 @@ import (
 	"testing"
 )
 
-// carrier carries all or nothing.
-type carrier bool
-
-func (c *carrier) Carries(*Service, *Frontend, *Globals) (bool, string) {
-	return bool(*c), "it is a test"
-}
-
 // TestExplainSockets: an engine that translates sockets does it for clients on the node, and Explain says
 // whether, and if not, why.
 func TestExplainSockets(t *testing.T) {
@@ -21,7 +14,9 @@ func TestExplainSockets(t *testing.T) {
 	own := netip.MustParsePrefix("10.0.1.0/24")
 	x.Resolver.Node.PodCIDRs = []netip.Prefix{own}
 	carried := true
-	x.Traits = func(*Service) Traits { return Traits{Sockets: (*carrier)(&carried)} }
+	x.Traits = func(*Service) Traits {
+		return Traits{Sockets: func(*Service, *Frontend, *Globals) (bool, string) { return carried, "it is a test" }}
+	}
 	pod := own.Addr().Next()
 	for _, c := range []struct {
 		name       string

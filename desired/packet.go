@@ -118,19 +118,13 @@ type Traits struct {
 	// FastPath is whether established connections of service ports that ask for it skip the
 	// node's rules: see TakesFastPath.
 	FastPath bool
-	// Sockets is for an engine that translates the node's sockets, and those of pods on it, when
-	// they connect. nil means that rules do everything.
-	Sockets SocketTranslation
+	// Sockets is for an engine that translates the node's sockets, and those of pods on it, when they connect: it
+	// reports whether it does so for a frontend of a service port, and if not, why; then rules do. It is pure. nil
+	// means that rules do everything.
+	Sockets func(s *Service, f *Frontend, g *Globals) (carried bool, why string)
 	// Scheduler is what chooses the endpoints of the service port, in an engine whose settings
 	// may replace the load balancing policy: IPVS. Its zero value means the policy.
 	Scheduler Scheduler
-}
-
-// SocketTranslation decides which sockets an engine translates when they connect.
-type SocketTranslation interface {
-	// Carries reports whether it does so for a frontend of a service port, and if not, why: then
-	// rules do. It is pure.
-	Carries(s *Service, f *Frontend, g *Globals) (carried bool, why string)
 }
 
 // Scheduler is a scheduler of IPVS.

@@ -69,7 +69,7 @@ func hooks(family v1.IPFamily, udp bool) map[string]ebpf.AttachType {
 }
 
 func (p *programs) hooks() map[string]ebpf.AttachType {
-	return hooks(p.family, p.config.Sockets.UDP == UDPTranslate)
+	return hooks(p.family, p.config.Sockets.UDP)
 }
 
 // dirOf is the folder of one IP family of an instance.
@@ -100,7 +100,7 @@ func (e *Engine) openPrograms() (_ *programs, err error) {
 		return nil, err
 	}
 	p.settings = settings{
-		"node_cookie": cookie, "real_peer": e.config.Sockets.RealPeer, "translate_udp": e.config.Sockets.UDP == UDPTranslate,
+		"node_cookie": cookie, "real_peer": e.config.Sockets.RealPeer, "translate_udp": e.config.Sockets.UDP,
 		"use_namespaces": list != nil, "only_listed": list != nil && list.Only,
 	}
 	objects, err := spec(e.family)

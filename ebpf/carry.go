@@ -9,44 +9,44 @@ import (
 	"github.com/serviceplane/serviceplane/internal/enum"
 )
 
-// SocketReason is why the rules translate connections to a frontend.
-type SocketReason uint8
+// reason is why the rules translate connections to a frontend.
+type reason uint8
 
-// The reasons. Carried means that sockets are translated; those of hosts outside and of skipped
+// The reasons. bySockets means that sockets are translated; those of hosts outside and of skipped
 // network namespaces still need the rules.
 const (
-	Carried SocketReason = iota
-	// ByProtocol: sockets of the protocol are not translated, see Sockets.UDP.
-	ByProtocol
-	// Skipped is what Sockets.Skip has chosen.
-	Skipped
-	// NeedsAffinity: a socket does not know the address of its client, which session affinity
+	bySockets reason = iota
+	// byProtocol: sockets of the protocol are not translated, see Sockets.UDP.
+	byProtocol
+	// skipped is what Sockets.Skip has chosen.
+	skipped
+	// needsAffinity: a socket does not know the address of its client, which session affinity
 	// is about, and rules keep the record.
-	NeedsAffinity
-	// NeedsHash: so does a consistent hash.
-	NeedsHash
-	// NeedsWeights: the endpoints have different weights.
-	NeedsWeights
-	// NeedsEnding: connections to endpoints that are gone are found by connection tracking, under
+	needsAffinity
+	// needsHash: so does a consistent hash.
+	needsHash
+	// needsWeights: the endpoints have different weights.
+	needsWeights
+	// needsEnding: connections to endpoints that are gone are found by connection tracking, under
 	// the VIP.
-	NeedsEnding
-	// PodsUnknown: without PodCIDRs, or by the name of an interface, a socket cannot tell whether
+	needsEnding
+	// podsUnknown: without PodCIDRs, or by the name of an interface, a socket cannot tell whether
 	// its source is to be masqueraded.
-	PodsUnknown
-	// Masqueraded: the rules replace every source. Fast does not apply it to external addresses.
-	Masqueraded
-	// AtNodePorts: sockets of the node's own addresses are not translated.
-	AtNodePorts
-	// Refused: the frontend rejects or drops connections.
-	Refused
-	// BySource: source ranges restrict it.
-	BySource
-	// TooMany endpoints do not fit a range.
-	TooManyEndpoints
+	podsUnknown
+	// masqueraded: the rules replace every source. PodsKeepSource does not apply it to external addresses.
+	masqueraded
+	// atNodePorts: sockets of the node's own addresses are not translated.
+	atNodePorts
+	// refused: the frontend rejects or drops connections.
+	refused
+	// bySource: source ranges restrict it.
+	bySource
+	// tooManyEndpoints do not fit a range.
+	tooManyEndpoints
 )
 
 // String is the reason in words, which follow "because".
-func (r SocketReason) String() string {
+func (r reason) String() string {
 	return enum.Name(r, "", "sockets of its protocol are not translated", "it is skipped", "it has session affinity", "it has a consistent hash", "its endpoints have weights",
 		"its connections end with their endpoint", "a socket cannot tell a pod by its interface, or pods are not known", "every source is masqueraded",
 		"it is a node port", "it has no endpoints", "it has source ranges", "it has more than 65535 endpoints")
@@ -55,58 +55,58 @@ func (r SocketReason) String() string {
 // maxEndpoints is the largest number in a range.
 const maxEndpoints = 1<<16 - 1
 
-// Carries implements desired.SocketTranslation.
-func (c *Sockets) Carries(s *desired.Service, f *desired.Frontend, g *desired.Globals) (carried bool, why string) {
-	_, reason := c.judge(s, f, g)
-	return reason == Carried, reason.String()
+// carries is for desired.Traits.
+func (c *Sockets) carries(s *desired.Service, f *desired.Frontend, g *desired.Globals) (carried bool, why string) {
+	_, r := c.judge(s, f, g)
+	return r == bySockets, r.String()
 }
 
 // judge decides whether sockets are translated that connect to a frontend, and in which scope.
-func (c *Sockets) judge(s *desired.Service, f *desired.Frontend, g *desired.Globals) (desired.Scope, SocketReason) {
+func (c *Sockets) judge(s *desired.Service, f *desired.Frontend, g *desired.Globals) (desired.Scope, reason) {
 	scope, why := f.Scope, c.judgeService(s, g)
 	external := f.Kind == desired.LoadBalancer || f.Kind == desired.ExternalIP
 	switch {
-	case why != Carried:
+	case why != bySockets:
 		return scope, why
 	case f.Kind == desired.NodePort:
-		return scope, AtNodePorts
+		return scope, atNodePorts
 	case f.Restricted:
-		return scope, BySource
+		return scope, bySource
 	case f.ShortCircuit:
 		scope = desired.ScopeCluster
 	case f.Action != desired.Forward:
-		return scope, Refused
-	case f.Masquerade == desired.MasqueradeNone, f.Masquerade == desired.MasqueradeAll && (!external || c.Mode != Fast):
-		return scope, Masqueraded
+		return scope, refused
+	case f.Masquerade == desired.MasqueradeNone, f.Masquerade == desired.MasqueradeAll && (!external || !c.PodsKeepSource):
+		return scope, masqueraded
 	}
 	switch n := s.Endpoints(scope).Len(); {
 	case n == 0:
-		return scope, Refused
+		return scope, refused
 	case n > maxEndpoints:
-		return scope, TooManyEndpoints
+		return scope, tooManyEndpoints
 	case s.Weights(scope) != nil:
-		return scope, NeedsWeights
+		return scope, needsWeights
 	}
-	return scope, Carried
+	return scope, bySockets
 }
 
 // judgeService decides what is the same for all frontends.
-func (c *Sockets) judgeService(s *desired.Service, g *desired.Globals) SocketReason {
+func (c *Sockets) judgeService(s *desired.Service, g *desired.Globals) reason {
 	switch {
-	case s.Protocol != desired.TCP && (s.Protocol != desired.UDP || c.UDP != UDPTranslate):
-		return ByProtocol
+	case s.Protocol != desired.TCP && (s.Protocol != desired.UDP || !c.UDP):
+		return byProtocol
 	case c.Skip != nil && c.Skip(s):
-		return Skipped
+		return skipped
 	case s.Affinity > 0:
-		return NeedsAffinity
+		return needsAffinity
 	case s.Port != nil && s.Port.Balancing.Hashes():
-		return NeedsHash
+		return needsHash
 	case s.EndsConnections():
-		return NeedsEnding
+		return needsEnding
 	case len(g.PodCIDRs) == 0 || g.PodInterface != "":
-		return PodsUnknown
+		return podsUnknown
 	default:
-		return Carried
+		return bySockets
 	}
 }
 
@@ -133,7 +133,7 @@ func (c *Sockets) carry(s *desired.Service, g *desired.Globals) *carried {
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
 		scope, why := c.judge(s, f, g)
-		if why != Carried {
+		if why != bySockets {
 			continue
 		}
 		if all == nil {
@@ -154,7 +154,7 @@ func (c *Sockets) text(update *desired.Update) string {
 			f := &s.Frontends[i]
 			scope, why := c.judge(s, f, &update.Globals)
 			line := fmt.Sprintf("%v %v: by sockets, %d endpoints", s.Name, s.Key(f), s.Endpoints(scope).Len())
-			if why != Carried {
+			if why != bySockets {
 				line = fmt.Sprintf("%v %v: by rules, because %v", s.Name, s.Key(f), why)
 			}
 			lines = append(lines, line+"\n")

@@ -31,24 +31,24 @@ func TestWhoCarries(t *testing.T) {
 		frontend     desired.Frontend
 		service      func(*desired.Service)
 		edit         func(*desired.Frontend, *desired.Globals)
-		strict, fast SocketReason
+		strict, fast reason
 	}{
-		{name: "ClusterIP", frontend: clusterIP, strict: Carried, fast: Carried},
-		{name: "external, policy Cluster", frontend: external, strict: Masqueraded, fast: Carried},
-		{name: "external, policy Local", frontend: local, strict: Carried, fast: Carried},
-		{name: "masquerade all", frontend: clusterIP, edit: func(f *desired.Frontend, _ *desired.Globals) { f.Masquerade = desired.MasqueradeAll }, strict: Masqueraded, fast: Masqueraded},
-		{name: "no detection", frontend: clusterIP, edit: func(_ *desired.Frontend, g *desired.Globals) { g.PodCIDRs = nil }, strict: PodsUnknown, fast: PodsUnknown},
-		{name: "by interface", frontend: clusterIP, edit: func(_ *desired.Frontend, g *desired.Globals) { g.PodInterface = "pod*" }, strict: PodsUnknown, fast: PodsUnknown},
-		{name: "node port", frontend: external, edit: func(f *desired.Frontend, _ *desired.Globals) { f.Kind, f.VIP = desired.NodePort, netip.Addr{} }, strict: AtNodePorts, fast: AtNodePorts},
-		{name: "source ranges", frontend: local, edit: func(f *desired.Frontend, _ *desired.Globals) { f.Restricted = true }, strict: BySource, fast: BySource},
-		{name: "rejected", frontend: clusterIP, edit: func(f *desired.Frontend, _ *desired.Globals) { f.Action = desired.Reject }, strict: Refused, fast: Refused},
-		{name: "UDP", frontend: clusterIP, service: func(s *desired.Service) { s.Protocol = desired.UDP }, strict: ByProtocol, fast: ByProtocol},
-		{name: "affinity", frontend: clusterIP, service: func(s *desired.Service) { s.Affinity = time.Hour }, strict: NeedsAffinity, fast: NeedsAffinity},
-		{name: "hash", frontend: clusterIP, service: func(s *desired.Service) { s.Port.Balancing = changetracker.SourceHash }, strict: NeedsHash, fast: NeedsHash},
-		{name: "ending", frontend: clusterIP, service: func(s *desired.Service) { s.Port.EndConnections = true }, strict: NeedsEnding, fast: NeedsEnding},
-		{name: "weights", frontend: clusterIP, service: func(s *desired.Service) { s.ClusterWeights = []uint16{1, 2} }, strict: NeedsWeights, fast: NeedsWeights},
-		{name: "skipped", frontend: clusterIP, service: func(s *desired.Service) { s.Name.Port = "skipped" }, strict: Skipped, fast: Skipped},
-		{name: "too many", frontend: clusterIP, service: func(s *desired.Service) { s.Cluster = many(maxEndpoints + 1) }, strict: TooManyEndpoints, fast: TooManyEndpoints},
+		{name: "ClusterIP", frontend: clusterIP, strict: bySockets, fast: bySockets},
+		{name: "external, policy Cluster", frontend: external, strict: masqueraded, fast: bySockets},
+		{name: "external, policy Local", frontend: local, strict: bySockets, fast: bySockets},
+		{name: "masquerade all", frontend: clusterIP, edit: func(f *desired.Frontend, _ *desired.Globals) { f.Masquerade = desired.MasqueradeAll }, strict: masqueraded, fast: masqueraded},
+		{name: "no detection", frontend: clusterIP, edit: func(_ *desired.Frontend, g *desired.Globals) { g.PodCIDRs = nil }, strict: podsUnknown, fast: podsUnknown},
+		{name: "by interface", frontend: clusterIP, edit: func(_ *desired.Frontend, g *desired.Globals) { g.PodInterface = "pod*" }, strict: podsUnknown, fast: podsUnknown},
+		{name: "node port", frontend: external, edit: func(f *desired.Frontend, _ *desired.Globals) { f.Kind, f.VIP = desired.NodePort, netip.Addr{} }, strict: atNodePorts, fast: atNodePorts},
+		{name: "source ranges", frontend: local, edit: func(f *desired.Frontend, _ *desired.Globals) { f.Restricted = true }, strict: bySource, fast: bySource},
+		{name: "rejected", frontend: clusterIP, edit: func(f *desired.Frontend, _ *desired.Globals) { f.Action = desired.Reject }, strict: refused, fast: refused},
+		{name: "UDP", frontend: clusterIP, service: func(s *desired.Service) { s.Protocol = desired.UDP }, strict: byProtocol, fast: byProtocol},
+		{name: "affinity", frontend: clusterIP, service: func(s *desired.Service) { s.Affinity = time.Hour }, strict: needsAffinity, fast: needsAffinity},
+		{name: "hash", frontend: clusterIP, service: func(s *desired.Service) { s.Port.Balancing = changetracker.SourceHash }, strict: needsHash, fast: needsHash},
+		{name: "ending", frontend: clusterIP, service: func(s *desired.Service) { s.Port.EndConnections = true }, strict: needsEnding, fast: needsEnding},
+		{name: "weights", frontend: clusterIP, service: func(s *desired.Service) { s.ClusterWeights = []uint16{1, 2} }, strict: needsWeights, fast: needsWeights},
+		{name: "skipped", frontend: clusterIP, service: func(s *desired.Service) { s.Name.Port = "skipped" }, strict: skipped, fast: skipped},
+		{name: "too many", frontend: clusterIP, service: func(s *desired.Service) { s.Cluster = many(maxEndpoints + 1) }, strict: tooManyEndpoints, fast: tooManyEndpoints},
 	} {
 		s := &desired.Service{Protocol: desired.TCP, Cluster: at("10.244.1.2:8080", "10.244.2.2:8080"), Port: &changetracker.ServicePort{}}
 		g := pods
@@ -59,16 +59,16 @@ func TestWhoCarries(t *testing.T) {
 			c.edit(&c.frontend, &g)
 		}
 		s.Frontends = []desired.Frontend{c.frontend}
-		for mode, want := range map[Mode]SocketReason{Strict: c.strict, Fast: c.fast} {
-			sockets := Sockets{Mode: mode, Skip: func(s *desired.Service) bool { return s.Name.Port == "skipped" }}
+		for mode, want := range map[bool]reason{false: c.strict, true: c.fast} {
+			sockets := Sockets{PodsKeepSource: mode, Skip: func(s *desired.Service) bool { return s.Name.Port == "skipped" }}
 			if _, got := sockets.judge(s, &s.Frontends[0], &g); got != want {
 				t.Errorf("%s, %v: reason %d, want %d", c.name, mode, got, want)
 			}
 			text := sockets.text(&desired.Update{Changes: desired.ChangesTo(s), Globals: g})
-			if says := map[bool]string{true: "by sockets, ", false: "by rules, because " + want.String()}[want == Carried]; !strings.Contains(text, says) {
+			if says := map[bool]string{true: "by sockets, ", false: "by rules, because " + want.String()}[want == bySockets]; !strings.Contains(text, says) {
 				t.Errorf("%s, %v: Plan says %q, want %q", c.name, mode, text, says)
 			}
-			if carried := sockets.carry(s, &g); (carried != nil) != (want == Carried) {
+			if carried := sockets.carry(s, &g); (carried != nil) != (want == bySockets) {
 				t.Errorf("%s, %v: carry returns %v", c.name, mode, carried)
 			}
 		}

@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/internal/enum"
 	"github.com/serviceplane/serviceplane/internal/invalid"
 	"github.com/serviceplane/serviceplane/nftables"
 )
@@ -33,8 +32,10 @@ type Sockets struct {
 	// BPFFS is the folder of a BPF file system, where maps and links are pinned; "" means
 	// /sys/fs/bpf.
 	BPFFS string
-	// Mode is what is translated.
-	Mode Mode
+	// PodsKeepSource also translates connections of pods and of the node to load balancer IPs and external IPs
+	// under externalTrafficPolicy Cluster: pods keep their source, which rules masquerade. Without it, sockets
+	// translate what leads to the same packets as with the rules.
+	PodsKeepSource bool
 	// Skip leaves a service port to the rules, for example by an annotation that
 	// Tracker.DecorateService has stored in Port.Ext. It must be pure; several goroutines may
 	// call it at once. nil leaves none.
@@ -45,46 +46,20 @@ type Sockets struct {
 	// RealPeer lets getpeername(2) return the endpoint, instead of the VIP that the program has
 	// connected to. A connect(2) is faster without the memory of the VIP.
 	RealPeer bool
-	// UDP is how UDP is translated.
-	UDP UDPMode
-	// NetNSs returns paths of the network namespaces where sockets may have to end, for UDPTranslate.
-	// nil means the node's, all in /run/netns, and the namespace of each process that this one sees.
-	NetNSs func() ([]string, error)
-}
-
-// UDPMode is how UDP is translated.
-type UDPMode uint8
-
-const (
-	// UDPRules leaves UDP to the rules, which let open sockets follow the endpoints.
-	UDPRules UDPMode = iota
-	// UDPTranslate is for nodes that do not track connections. It needs Linux 6.5 or newer, which allows BPF iterators over
-	// sockets (a hardened kernel may not), CAP_SYS_ADMIN, and Watch.
+	// UDP also translates UDP sockets. It is for nodes that do not track connections. Without it, rules let open
+	// sockets follow the endpoints. It needs Linux 6.5 or newer, which allows BPF iterators over sockets (a hardened
+	// kernel may not), CAP_SYS_ADMIN, and Watch.
 	//
 	// A connected socket keeps its endpoint while that serves. Then the socket ends: its program gets an error, and must
 	// connect again. A socket that is not connected keeps its endpoint while new sockets may get it; afterwards its next
 	// datagram goes to another one. A socket can have two such VIPs, with different endpoints; the rules have its
 	// others. What comes from an endpoint of the socket seems to come from the VIP. Sockets that are connected when the
 	// programs are detached end too.
-	UDPTranslate
-)
-
-// String is "rules" or "translate".
-func (u UDPMode) String() string { return enum.Name(u, "rules", "translate") }
-
-// Mode is what is translated.
-type Mode uint8
-
-const (
-	// Strict translates what leads to the same packets as with the rules.
-	Strict Mode = iota
-	// Fast also translates connections of pods and of the node to load balancer IPs and external
-	// IPs under externalTrafficPolicy Cluster: pods keep their source, which rules masquerade.
-	Fast
-)
-
-// String is "strict" or "fast".
-func (m Mode) String() string { return enum.Name(m, "strict", "fast") }
+	UDP bool
+	// NetNSs returns paths of the network namespaces where sockets may have to end, for UDP.
+	// nil means the node's, all in /run/netns, and the namespace of each process that this one sees.
+	NetNSs func() ([]string, error)
+}
 
 const defaultBPFFS = "/sys/fs/bpf"
 
@@ -116,12 +91,6 @@ func (c Config) Validate() error {
 	}
 	if !filepath.IsAbs(c.Sockets.BPFFS) {
 		errs.Add("Sockets.BPFFS", "%q: want an absolute path", c.Sockets.BPFFS)
-	}
-	if c.Sockets.Mode > Fast {
-		errs.Add("Sockets.Mode", "%d: want Strict or Fast", c.Sockets.Mode)
-	}
-	if c.Sockets.UDP > UDPTranslate {
-		errs.Add("Sockets.UDP", "%d: want UDPRules or UDPTranslate", c.Sockets.UDP)
 	}
 	return errors.Join(errs...)
 }

@@ -16,10 +16,10 @@ func TestValidate(t *testing.T) {
 	if err := good.Validate(); err != nil {
 		t.Error(err)
 	}
-	bad := ebpf.Config{Sockets: ebpf.Sockets{Cgroups: []string{"kubepods", "/a", "/a"}, BPFFS: "bpf", Mode: 7}}
+	bad := ebpf.Config{Sockets: ebpf.Sockets{Cgroups: []string{"kubepods", "/a", "/a"}, BPFFS: "bpf"}}
 	bad.AffinityRecords, bad.Runner.MinInterval = 0, -2
 	err := bad.Validate()
-	for _, want := range []string{`Sockets.Cgroups: "kubepods"`, `Sockets.Cgroups: "/a"`, `Sockets.BPFFS: "bpf"`, "Sockets.Mode: 7"} {
+	for _, want := range []string{`Sockets.Cgroups: "kubepods"`, `Sockets.Cgroups: "/a"`, `Sockets.BPFFS: "bpf"`} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: want %q in it", err, want)
 		}

@@ -76,9 +76,9 @@ type closing struct {
 
 func (c closing) Close() error {
 	sockets, _ := c.SocketCounts() // none after an error
-	forwarded, _ := c.ForwardCounts()
+	packets, _, _ := c.ForwardCounts()
 	c.total.mu.Lock()
-	c.total.sockets, c.total.packets = c.total.sockets+sockets.Translated, c.total.packets+forwarded.Packets
+	c.total.sockets, c.total.packets = c.total.sockets+sockets.Translated, c.total.packets+packets
 	c.total.mu.Unlock()
 	return c.Engine.Close()
 }
@@ -88,8 +88,8 @@ func (c closing) Close() error {
 func TestPackets(t *testing.T) {
 	t.Parallel()
 	settings := map[string]func(*ebpf.Config){
-		"fast": func(c *ebpf.Config) { c.Sockets.Mode = ebpf.Fast },
-		"UDP":  func(c *ebpf.Config) { c.Sockets.UDP = ebpf.UDPTranslate },
+		"fast": func(c *ebpf.Config) { c.Sockets.PodsKeepSource = true },
+		"UDP":  func(c *ebpf.Config) { c.Sockets.UDP = true },
 		"forward": func(c *ebpf.Config) {
 			c.Forwarding = ebpf.Forwarding{Device: func(string) bool { return true }, Peer: func(name string) bool { return strings.HasPrefix(name, "pod") }}
 		},
@@ -113,7 +113,7 @@ func TestPackets(t *testing.T) {
 			})
 			var node string
 			proxiertest.Conformance(t, proxiertest.Features{
-				FirstPriorityLost: true, BySocket: true, UDPBySocket: c.Sockets.UDP == ebpf.UDPTranslate, PodsKeepSource: c.Sockets.Mode == ebpf.Fast,
+				FirstPriorityLost: true, BySocket: true, UDPBySocket: c.Sockets.UDP, PodsKeepSource: c.Sockets.PodsKeepSource,
 				Prepare: func(netNS string, pods []string) {
 					node = netNS
 					join(t, s, append(pods, node)...)

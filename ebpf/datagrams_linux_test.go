@@ -32,7 +32,7 @@ var staleSockets = flag.Int("datagrams.stale", 500, "UDP sockets that must end i
 func newUDPNode(t *testing.T) *node {
 	t.Helper()
 	n := newNode(t)
-	n.sockets.UDP = ebpf.UDPTranslate
+	n.sockets.UDP = true
 	n.sockets.NetNSs = func() (all []string, err error) {
 		for _, h := range append(n.world.LocalPods, n.world.Node) {
 			all = append(all, h.NetNS())
@@ -259,11 +259,11 @@ func TestUDPSocketsEndWhenTheProgramsGo(t *testing.T) {
 	n := newUDPNode(t)
 	config := ebpf.Config{Config: nftables.Config{Config: n.world.Config()}, Sockets: n.sockets}
 	for what, leave := range map[string]func() error{
-		"UDP by rules": func() error { n.sockets.UDP = ebpf.UDPRules; n.start(t); return proxiertest.Sync(t.Context(), n) },
+		"UDP by rules": func() error { n.sockets.UDP = false; n.start(t); return proxiertest.Sync(t.Context(), n) },
 		"clean-up":     func() error { n.start(t); n.stop(); return n.Cleanup(t.Context()) },
 		"another mode": func() error { return ebpf.RemoveSockets(config) },
 	} {
-		n.sockets.UDP = ebpf.UDPTranslate
+		n.sockets.UDP = true
 		n.start(t)
 		n.serveUDP(t, 0, n.world.RemotePods[0])
 		var flows []*proxiertest.Conn

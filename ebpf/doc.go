@@ -10,9 +10,9 @@
 //
 // # What sockets carry
 //
-// In mode Strict, what leads to the same packets as with rules: TCP connections of pods and of the
+// By default, what leads to the same packets as with rules: TCP connections of pods and of the
 // node to ClusterIPs, and to load balancer IPs and external IPs under externalTrafficPolicy Local,
-// which does not bind them. Mode Fast adds those under policy Cluster: pods then keep their source.
+// which does not bind them. Sockets.PodsKeepSource adds those under policy Cluster: pods then keep their source.
 // Rules have node ports, UDP by default, SCTP, session affinity, consistent hashes, weights, source ranges, all
 // that is rejected or dropped, and everything if pods are detected by their interface, or not at all.
 // Sockets of the node that are bound to an address are left to the rules, which masquerade them.
@@ -25,13 +25,13 @@
 //
 // # UDP
 //
-// Rules let open sockets follow the endpoints. Sockets.UDP = UDPTranslate is for nodes that do not track connections. A
+// Rules let open sockets follow the endpoints. Sockets.UDP is for nodes that do not track connections. A
 // connected socket then sends to its endpoint as long as that serves. Afterwards Watch ends the socket: the next call of
 // the program fails (ECONNABORTED, EDESTADDRREQ), and it must connect again.
 //
 // # Forwarded packets
 //
-// With Config.Forward, a program at ingress of devices forwards the packets of established flows of
+// With Config.Forwarding, a program at ingress of devices forwards the packets of established flows of
 // service ports with changetracker.ServicePort.FastPath. The rules and the kernel's connection
 // tracking decide where each flow goes; the program only does to its other packets what the stack
 // would, for TCP and UDP, in both directions. The kernel sees how a TCP connection begins and

@@ -14,6 +14,7 @@ import (
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/node/nodedeps"
 	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // Engine programs one IP family: the rules of nftables, which do everything, and before them sockets.
@@ -23,6 +24,8 @@ type Engine struct {
 	family v1.IPFamily
 	log    *zap.Logger
 	rules  proxier.Engine // that of package nftables, never nil
+	// carries is that of config.Sockets.
+	carries func(*desired.Service, *desired.Frontend, *desired.Globals) (carried bool, why string)
 
 	forward   *forwarder // never nil
 	datagrams *datagrams // nil if UDP is left to the rules
@@ -50,7 +53,7 @@ type Engine struct {
 	faults faults
 }
 
-// NewEngine returns the engine of one family. It keeps nothing open before the first Apply; for UDPTranslate, it tries what
+// NewEngine returns the engine of one family. It keeps nothing open before the first Apply; with Sockets.UDP, it tries what
 // the kernel can do.
 func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, error) {
 	return newEngine(config, family, deps, canDestroy)
@@ -68,14 +71,14 @@ func newEngine(config Config, family v1.IPFamily, deps proxier.Deps, canDestroy 
 	}
 	log := lightdeps.Logger(deps.Logger, "ebpf", family)
 	e := &Engine{config: config, family: family, rules: rules, log: log, forward: newForwarder(config, family, log), watch: watchPause}
-	e.wrap = func(t *tables) kernel { return t }
-	if config.Sockets.UDP != UDPTranslate {
+	e.wrap, e.carries = func(t *tables) kernel { return t }, e.config.Sockets.carries
+	if !config.Sockets.UDP {
 		return e, nil
 	}
 	switch err := canDestroy(family); {
 	case errors.Is(err, errUnavailable):
-		e.withoutUDP, e.config.Sockets.UDP = fmt.Sprintf("rules do UDP: %v", err), UDPRules
-		log.Warn("rules do UDP: see the error, or choose UDPRules", zap.Error(err))
+		e.withoutUDP, e.config.Sockets.UDP = fmt.Sprintf("rules do UDP: %v", err), false
+		log.Warn("rules do UDP: see the error, or leave Sockets.UDP off", zap.Error(err))
 	case err != nil:
 		return nil, err
 	default:
@@ -118,7 +121,7 @@ func (e *Engine) closeSockets() error {
 // Traits implements proxier.Engine.
 func (e *Engine) Traits(s *desired.Service) desired.Traits {
 	traits := e.rules.Traits(s)
-	traits.Sockets = &e.config.Sockets
+	traits.Sockets = e.carries
 	traits.FastPath = traits.FastPath || e.forward.forwards()
 	return traits
 }
@@ -135,13 +138,13 @@ func (e *Engine) Abilities() proxier.Abilities {
 
 // SocketCounts returns the counts of the programs. It is an error if there are none, because nothing
 // was applied yet, or because sockets are not translated.
-func (e *Engine) SocketCounts() (SocketCounts, error) {
+func (e *Engine) SocketCounts() (connection.SocketCounts, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.programs == nil {
-		return SocketCounts{}, errors.Join(errors.New("no programs: sync first"), e.without)
+		return connection.SocketCounts{}, errors.Join(errors.New("no programs: sync first"), e.without)
 	}
-	var counts SocketCounts
+	var counts connection.SocketCounts
 	if e.datagrams != nil {
 		counts.Ended = e.datagrams.ended.Load()
 	}

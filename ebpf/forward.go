@@ -32,16 +32,6 @@ type Forwarding struct {
 // on reports whether there is a fast path.
 func (f *Forwarding) on() bool { return f.Device != nil }
 
-// ForwardingCounts counts what the program of an IP family has forwarded since it was attached for the
-// first time, also for an earlier process. A packet that the kernel has put together from several
-// counts once.
-type ForwardingCounts struct {
-	// Packets are all packets, of both directions.
-	Packets uint64
-	// ToPeer are those of them that were given to the other end of a veth, see Forwarding.Peer.
-	ToPeer uint64
-}
-
 // flowKey is a frontend whose flows are forwarded, as in forward.c: a VIP and port; or, if nodePort is
 // set, an endpoint behind it.
 type flowKey struct {

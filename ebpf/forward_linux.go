@@ -382,15 +382,19 @@ func (f *forwarder) writeFlow(k flowKey, wanted bool) error {
 
 // ForwardCounts returns the counts of the fast path. It is an error if there is none, because nothing was
 // applied yet, or because the kernel lacks what it needs.
-func (e *Engine) ForwardCounts() (c ForwardingCounts, err error) {
+//
+// packets are all packets, of both directions, that the program of the IP family has forwarded since it was attached
+// for the first time, also for an earlier process. A packet that the kernel has put together from several counts
+// once. toPeer are those of them that were given to the other end of a veth: see Forwarding.Peer.
+func (e *Engine) ForwardCounts() (packets, toPeer uint64, err error) {
 	f := e.forward
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.maps == nil {
-		return c, errors.Join(errors.New("nothing is forwarded: configure Forward, and sync"), f.without)
+		return 0, 0, errors.Join(errors.New("nothing is forwarded: configure Forwarding, and sync"), f.without)
 	}
-	err = sumCounts(f.maps[mapForwarded], &c.Packets, &c.ToPeer)
-	return c, err
+	err = sumCounts(f.maps[mapForwarded], &packets, &toPeer)
+	return packets, toPeer, err
 }
 
 // dump prints the flows and devices.

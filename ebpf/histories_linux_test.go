@@ -51,14 +51,14 @@ func historyPlanes(t *testing.T, seed uint64) (plane, fresh history.Plane) {
 	if seed%4 > 0 { // otherwise sockets carry nothing
 		shared.Masquerade.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/32")}
 	}
-	var udp UDPMode
+	udp := false
 	if canDestroy(v1.IPv4Protocol) == nil { // Linux 6.5 or newer, and it allows the programs
-		udp = UDPMode(seed / 2 % 2)
+		udp = seed/2%2 == 1
 	}
 	cgroup := bpftest.NewCgroup(t)
 	newPlane := func() history.Plane {
 		return &historyPlane{tb: t, ns: netnstest.New(t), shared: shared, sockets: Sockets{
-			BPFFS: bpftest.FileSystem(t), Cgroups: []string{cgroup}, Mode: Mode(seed % 2), UDP: udp, RealPeer: seed%3 == 0, Namespaces: &Namespaces{Only: true},
+			BPFFS: bpftest.FileSystem(t), Cgroups: []string{cgroup}, PodsKeepSource: seed%2 == 1, UDP: udp, RealPeer: seed%3 == 0, Namespaces: &Namespaces{Only: true},
 		}}
 	}
 	return newPlane(), newPlane()

@@ -33,7 +33,7 @@ func capabilityNames() map[int]string {
 // capability is what sockets need beside CAP_NET_ADMIN: to enter network namespaces, where UDP sockets end,
 // needs more.
 func (s *Sockets) capability() int {
-	if s.UDP == UDPTranslate {
+	if s.UDP {
 		return unix.CAP_SYS_ADMIN
 	}
 	return unix.CAP_BPF

@@ -22,8 +22,7 @@ import (
 // privileged is what a process without some privileges does, and what came of it.
 type privileged struct {
 	BPFFS, Cgroup string
-	UDP           ebpf.UDPMode
-	Forward       bool
+	UDP, Forward  bool
 
 	Conditions []string
 	Sockets    bool // are translated
@@ -51,8 +50,8 @@ func TestWithoutPrivilege(t *testing.T) {
 	}{
 		"rules alone":      {"net_admin", privileged{}, "CAP_BPF", false},
 		"sockets":          {"net_admin,bpf", privileged{}, "", true},
-		"UDP, not allowed": {"net_admin,bpf", privileged{UDP: ebpf.UDPTranslate}, "CAP_SYS_ADMIN", false},
-		"UDP":              {"net_admin,sys_admin", privileged{UDP: ebpf.UDPTranslate}, lacksForUDP, true},
+		"UDP, not allowed": {"net_admin,bpf", privileged{UDP: true}, "CAP_SYS_ADMIN", false},
+		"UDP":              {"net_admin,sys_admin", privileged{UDP: true}, lacksForUDP, true},
 		"forwarding":       {"net_admin,bpf,perfmon", privileged{Forward: true}, "", true},
 		"sockets alone":    {"net_admin,bpf", privileged{Forward: true}, "", true},
 		"nothing":          {"net_admin", privileged{Forward: true}, "CAP_BPF", false},
@@ -111,7 +110,7 @@ func syncOnce(t *testing.T, text string) {
 	}
 	_, err = engine.SocketCounts()
 	p.Sockets = err == nil
-	_, err = engine.ForwardCounts()
+	_, _, err = engine.ForwardCounts()
 	if p.Forwards = err == nil; err != nil {
 		p.Why = err.Error()
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 	"github.com/serviceplane/serviceplane/proxiertest"
 	"github.com/serviceplane/serviceplane/runner"
 )
@@ -100,7 +101,7 @@ func (n *node) serve(pods ...*proxiertest.Host) {
 	}
 }
 
-func (n *node) translated(t *testing.T, family v1.IPFamily) ebpf.SocketCounts {
+func (n *node) translated(t *testing.T, family v1.IPFamily) connection.SocketCounts {
 	t.Helper()
 	counts, err := n.engines[family].SocketCounts()
 	netnstest.Check(t, err)
@@ -125,18 +126,18 @@ func TestWhoTranslates(t *testing.T) {
 			name string
 			from *proxiertest.Host
 			addr netip.Addr
-			want ebpf.SocketCounts
+			want connection.SocketCounts
 		}{
-			{"a pod", pod, netip.Addr{}, ebpf.SocketCounts{Translated: 1}},
-			{"a pod's bound socket", pod, pod.Addr(family), ebpf.SocketCounts{Translated: 1}},
-			{"the node", node, netip.Addr{}, ebpf.SocketCounts{Translated: 1}},
-			{"the node's bound socket", node, node.Addr(family), ebpf.SocketCounts{Bound: 1}},
-			{"a host outside", n.world.Client, netip.Addr{}, ebpf.SocketCounts{Namespace: 1}},
+			{"a pod", pod, netip.Addr{}, connection.SocketCounts{Translated: 1}},
+			{"a pod's bound socket", pod, pod.Addr(family), connection.SocketCounts{Translated: 1}},
+			{"the node", node, netip.Addr{}, connection.SocketCounts{Translated: 1}},
+			{"the node's bound socket", node, node.Addr(family), connection.SocketCounts{Bound: 1}},
+			{"a host outside", n.world.Client, netip.Addr{}, connection.SocketCounts{Namespace: 1}},
 		} {
 			before := n.translated(t, family)
 			answer, err := c.from.Ask(t.Context(), "tcp", vip(family), proxiertest.AskOptions{From: c.addr})
 			after := n.translated(t, family)
-			got := ebpf.SocketCounts{Translated: after.Translated - before.Translated, Bound: after.Bound - before.Bound, Namespace: after.Namespace - before.Namespace}
+			got := connection.SocketCounts{Translated: after.Translated - before.Translated, Bound: after.Bound - before.Bound, Namespace: after.Namespace - before.Namespace}
 			if err != nil || answer.Server != endpoint.Name || got != c.want {
 				t.Errorf("%v, %s: answer %+v, error %v, counts %+v; want %+v", family, c.name, answer, err, got, c.want)
 			}

@@ -9,6 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // New returns proxier.ErrNotSupported: BPF is a part of Linux.
@@ -24,10 +25,12 @@ func NewEngine(Config, v1.IPFamily, proxier.Deps) (*Engine, error) { return nil,
 func RemoveSockets(Config) error { return errNotLinux() }
 
 // ForwardCounts is zero.
-func (e *Engine) ForwardCounts() (ForwardingCounts, error) { return ForwardingCounts{}, errNotLinux() }
+func (e *Engine) ForwardCounts() (packets, toPeer uint64, err error) { return 0, 0, errNotLinux() }
 
 // SocketCounts is zero.
-func (e *Engine) SocketCounts() (SocketCounts, error) { return SocketCounts{}, errNotLinux() }
+func (e *Engine) SocketCounts() (connection.SocketCounts, error) {
+	return connection.SocketCounts{}, errNotLinux()
+}
 
 // Add returns proxier.ErrNotSupported.
 func (n *Namespaces) Add(string) error { return errNotLinux() }

@@ -14,6 +14,7 @@ import (
 	"github.com/serviceplane/serviceplane/ebpf"
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // sockets are what mode ebpf needs beside the cluster: a BPF file system, and the cgroup of this process.
@@ -42,7 +43,7 @@ func newSockets() (s *sockets, err error) {
 		return s, err
 	}
 	s.config = ebpf.Sockets{
-		BPFFS: pathOf(s.bpffs), Cgroups: []string{filepath.Join(pathOf(s.cgroups), own)}, Mode: ebpf.Strict,
+		BPFFS: pathOf(s.bpffs), Cgroups: []string{filepath.Join(pathOf(s.cgroups), own)},
 		// All hosts of the demonstration are in this process.
 		Namespaces: &ebpf.Namespaces{Only: true},
 	}
@@ -103,7 +104,7 @@ func (s *sockets) provider(c *cluster, config proxier.Config, deps proxier.Deps)
 
 // write prints how many sockets were translated.
 func (s *sockets) write(out io.Writer) error {
-	var all ebpf.SocketCounts
+	var all connection.SocketCounts
 	for _, engine := range s.engines {
 		counts, err := engine.SocketCounts()
 		if err != nil {

@@ -16,7 +16,6 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/ebpf"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/oracle"
@@ -51,9 +50,9 @@ func engines(t *testing.T, seed uint64) []engine {
 		iptablesEngine(iptables.VariantNFT, "nft"),
 		iptablesEngine(iptables.VariantLegacy, "legacy"),
 	}
-	for _, mode := range []ebpf.Mode{ebpf.Strict, ebpf.Fast} {
-		if *seeds > 1 || uint64(mode) == seed%2 {
-			all = append(all, socketsEngine(t, mode))
+	for _, podsKeepSource := range []bool{false, true} {
+		if *seeds > 1 || podsKeepSource == (seed%2 == 1) {
+			all = append(all, socketsEngine(t, podsKeepSource))
 		}
 	}
 	return all

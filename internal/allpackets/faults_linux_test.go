@@ -86,7 +86,7 @@ func faults() []fault {
 		{"ebpf/carry.go", "source ranges do not keep sockets from an address", `case f.Restricted:
 		return scope, BySource`, `case f.Restricted && len(f.SourceRanges) == 0:
 		return scope, BySource`},
-		{"ebpf/carry.go", "in mode Strict, sockets are translated that the rules would masquerade", `(!external || c.Mode != Fast)`, `!external`},
+		{"ebpf/carry.go", "without PodsKeepSource, sockets are translated that the rules would masquerade", `(!external || !c.PodsKeepSource)`, `!external`},
 		{"ebpf/carry.go", "pods lose external policy Local's exception", `scope = desired.ScopeCluster
 	case`, `scope = f.Scope
 	case`},

@@ -22,17 +22,20 @@ import (
 )
 
 // socketsEngine translates sockets before the rules.
-func socketsEngine(t *testing.T, mode ebpf.Mode) engine {
+func socketsEngine(t *testing.T, podsKeepSource bool) engine {
 	t.Helper()
-	sockets := ebpf.Sockets{Mode: mode}
+	name, sockets := "ebpf", ebpf.Sockets{PodsKeepSource: podsKeepSource}
+	if podsKeepSource {
+		name = "ebpf-podsKeepSource"
+	}
 	seen := &socketsSeen{}
 	t.Cleanup(func() {
 		if seen.clusters > 0 && seen.packets < 100 {
-			t.Errorf("%v: sockets carried %d packets of %d clusters, want 100 or more", mode, seen.packets, seen.clusters)
+			t.Errorf("%s: sockets carried %d packets of %d clusters, want 100 or more", name, seen.packets, seen.clusters)
 		}
 	})
 	return engine{
-		name: "ebpf-" + mode.String(),
+		name: name,
 		make: func(c proxier.Config, d proxier.Deps) (*proxier.Proxier, error) {
 			sockets.BPFFS, sockets.Cgroups = bpftest.FileSystem(t), []string{bpftest.NewCgroup(t)} // of a cluster: a cgroup has room for 64 programs
 			if c.Masquerade.NodePodCIDRs && !c.Masquerade.All {
@@ -46,7 +49,7 @@ func socketsEngine(t *testing.T, mode ebpf.Mode) engine {
 				return nil, err
 			}
 			frontends, err := readFrontends(sockets.BPFFS, family)
-			return &socketRules{rules, mode, frontends, seen}, err
+			return &socketRules{rules, podsKeepSource, frontends, seen}, err
 		},
 	}
 }
@@ -59,9 +62,9 @@ type socketsSeen struct{ clusters, packets int }
 type socketRules struct {
 	ruleset
 
-	mode      ebpf.Mode
-	frontends map[netip.AddrPort][]netip.AddrPort
-	seen      *socketsSeen
+	podsKeepSource bool
+	frontends      map[netip.AddrPort][]netip.AddrPort
+	seen           *socketsSeen
 }
 
 // endpoints are those of which a socket gets one; none if the rules have the packet. Sockets are those of
@@ -78,14 +81,14 @@ func (r *socketRules) endpoints(protocol desired.Protocol, source netip.Addr, to
 
 // keepSource changes what the oracle wants for the packet of a translated socket. The node's sockets get
 // the same source by routing; the source of a packet that returns to its sender is its own; and with
-// Fast, pods keep theirs.
+// podsKeepSource, pods keep theirs.
 func (r *socketRules) keepSource(p oracle.Packet, want []oracle.Outcome) []oracle.Outcome {
 	if len(r.endpoints(p.Protocol, p.Source.Addr(), p.Destination, p.FromNode)) == 0 {
 		return want
 	}
 	want = slices.Clone(want)
 	for i := range want {
-		if p.FromNode || want[i].Endpoint.Addr() == p.Source.Addr() || r.mode == ebpf.Fast {
+		if p.FromNode || want[i].Endpoint.Addr() == p.Source.Addr() || r.podsKeepSource {
 			want[i].Masquerade = false
 		}
 	}

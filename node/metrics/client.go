@@ -8,16 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// ClientRequests measures the requests of a client of the API server, under the names that
-// client-go's requests have in Kubernetes' components:
-//
-//	rest_client_requests_total{code,method,host}
-//	rest_client_request_duration_seconds{verb,host}
-//
-// client-go itself has hooks for one registry in a process. Client belongs to the clients
-// that it wraps, and several clients may have one each. Several goroutines may use it at
-// once.
-type ClientRequests struct {
+type clientRequests struct {
 	requests *prometheus.CounterVec
 	duration *prometheus.HistogramVec
 }
@@ -25,10 +16,20 @@ type ClientRequests struct {
 // requestDurations are the buckets of component-base, metrics/prometheus/restclient.
 var requestDurations = []float64{0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60} // read-only
 
-// NewClientRequests registers the collectors. It fails if the registerer has them already, for
-// example because the program uses component-base: then use its registry for those alone.
-func NewClientRequests(registerer prometheus.Registerer) (*ClientRequests, error) {
-	c := &ClientRequests{
+// NewClientRequests measures the requests of a client of the API server, under the names that client-go's requests
+// have in Kubernetes' components:
+//
+//	rest_client_requests_total{code,method,host}
+//	rest_client_request_duration_seconds{verb,host}
+//
+// Pass wrap to rest.Config.Wrap, after informer.Link.Attach, so that the time counts that Link lets a request take.
+// client-go itself has hooks for one registry in a process; wrap is for the clients that get it. Several goroutines
+// may use it at once.
+//
+// NewClientRequests fails if the registerer has the collectors already, for example because the program uses
+// component-base: then use its registry for those alone.
+func NewClientRequests(registerer prometheus.Registerer) (wrap func(next http.RoundTripper) http.RoundTripper, err error) {
+	c := &clientRequests{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "rest_client_requests_total", Help: "Requests to the API server by status code, method and host; the code is <error> without a response.",
 		}, []string{labelCode, "method", "host"}),
@@ -39,16 +40,12 @@ func NewClientRequests(registerer prometheus.Registerer) (*ClientRequests, error
 	if err := register(registerer, []prometheus.Collector{c.requests, c.duration}); err != nil {
 		return nil, err
 	}
-	return c, nil
+	return func(next http.RoundTripper) http.RoundTripper { return &measured{c, next} }, nil
 }
-
-// Wrap measures all requests. Pass it to rest.Config.Wrap, after informer.Link.Attach, so
-// that the time counts that Link lets a request take.
-func (c *ClientRequests) Wrap(next http.RoundTripper) http.RoundTripper { return &measured{c, next} }
 
 // measured implements http.RoundTripper.
 type measured struct {
-	client *ClientRequests
+	client *clientRequests
 	next   http.RoundTripper
 }
 

@@ -29,11 +29,11 @@ func (f fakeTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 func TestClientRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		registry := prometheus.NewRegistry()
-		c, err := metrics.NewClientRequests(registry)
+		wrap, err := metrics.NewClientRequests(registry)
 		if err != nil {
 			t.Fatal(err)
 		}
-		wrapped := c.Wrap(fakeTransport{3 * time.Second})
+		wrapped := wrap(fakeTransport{3 * time.Second})
 		for _, ask := range []string{"GET /", "GET /refused", "POST /", "GET /?watch=true", "GET /?watch=false"} {
 			method, path, _ := strings.Cut(ask, " ")
 			response, err := wrapped.RoundTrip(httptest.NewRequestWithContext(t.Context(), method, "https://api.example:6443"+path, nil))

@@ -7,6 +7,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/node/metrics"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // TestSockets: the numbers are those of the function; a family without any has no series.
@@ -20,11 +21,11 @@ func TestSockets(t *testing.T) {
 	if families := scrape(t, registry); families[translated] != nil || families[left] != nil || families[forwarded] != nil {
 		t.Error("sockets have metrics without a source")
 	}
-	m.Watch(metrics.Sources{Sockets: func(family v1.IPFamily) (metrics.TranslatedSockets, error) {
+	m.Watch(metrics.Sources{Sockets: func(family v1.IPFamily) (connection.SocketCounts, error) {
 		if family == v1.IPv6Protocol {
-			return metrics.TranslatedSockets{}, errors.New("nothing is attached")
+			return connection.SocketCounts{}, errors.New("nothing is attached")
 		}
-		return metrics.TranslatedSockets{Translated: 7, Ended: 3, Left: map[string]uint64{"bound": 2, "empty": 0}}, nil
+		return connection.SocketCounts{Translated: 7, Ended: 3, Bound: 2}, nil
 	}, Forwarded: func(family v1.IPFamily) (packets, toPeer uint64, err error) {
 		if family == v1.IPv6Protocol {
 			return 0, 0, errors.New("nothing is attached")

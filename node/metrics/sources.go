@@ -31,24 +31,13 @@ type Sources struct {
 	EndpointHealth func() endpointhealth.Summary
 	// Sockets returns numbers of sockets: Engine.SocketCounts of package ebpf. After an error, a
 	// scrape lacks them.
-	Sockets func(v1.IPFamily) (TranslatedSockets, error)
+	Sockets func(v1.IPFamily) (connection.SocketCounts, error)
 	// Forwarded returns how many packets were forwarded past the rules, and how many of them to the
 	// other end of a veth: Engine.ForwardCounts of package ebpf. An error means that there are none.
 	Forwarded func(v1.IPFamily) (packets, toPeer uint64, err error)
 	// LocalhostNodePorts and Invalid read the kernel's counts of packets: those of
 	// iptables.Counters. While one returns false, its metric is missing.
 	LocalhostNodePorts, Invalid func() (packets uint64, ok bool)
-}
-
-// TranslatedSockets are numbers of sockets of an IP family that have connected to a frontend which sockets have, in mode
-// "ebpf". They only grow, until what counts them is removed; Ended begins anew with the process.
-type TranslatedSockets struct {
-	// Translated sockets go to an endpoint.
-	Translated uint64
-	// Left counts the sockets that are left to the rules, by reason.
-	Left map[string]uint64
-	// Ended are UDP sockets that were ended because their endpoint was gone.
-	Ended uint64
 }
 
 // Watch replaces the sources.
@@ -188,7 +177,7 @@ func (s *scraped) ofSockets(families []v1.IPFamily) {
 			}
 			translated(out, float64(n.Translated), string(family))
 			ended(out, float64(n.Ended), string(family))
-			for reason, sockets := range n.Left {
+			for reason, sockets := range map[string]uint64{"namespace": n.Namespace, "bound": n.Bound, "empty": n.Empty, "no_memory": n.NoMemory} {
 				left(out, float64(sockets), string(family), reason)
 			}
 		}

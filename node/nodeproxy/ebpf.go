@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -21,8 +20,8 @@ import (
 	"github.com/serviceplane/serviceplane/ebpf"
 	"github.com/serviceplane/serviceplane/internal/pause"
 	"github.com/serviceplane/serviceplane/nftables"
-	"github.com/serviceplane/serviceplane/node/metrics"
 	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
 // ebpfAnnotation leaves a Service to the rules in mode ebpf, if it is "false".
@@ -38,9 +37,17 @@ type socketFlags struct {
 	namespaces             namespaceFolder
 }
 
+// The values of --ebpf-mode and --ebpf-udp.
+const (
+	socketsStrict = "strict"
+	socketsFast   = "fast"
+	udpByRules    = "rules"
+	udpBySockets  = "translate"
+)
+
 func (s *socketFlags) register(f *pflag.FlagSet) {
-	f.StringVar(&s.mode, "ebpf-mode", ebpf.Strict.String(), "what sockets translate in mode ebpf: strict (what leads to the same packets as rules do) or fast (also load balancer IPs and external IPs of policy Cluster, where pods keep their source); the rules have the flags of mode nftables")
-	f.StringVar(&s.udp, "ebpf-udp", ebpf.UDPRules.String(), "who translates UDP in mode ebpf: rules, or sockets (translate), which is for nodes that do not track connections: connected sockets then end with their endpoint; it needs Linux 6.5, and to see all processes (hostPID)")
+	f.StringVar(&s.mode, "ebpf-mode", socketsStrict, "what sockets translate in mode ebpf: strict (what leads to the same packets as rules do) or fast (also load balancer IPs and external IPs of policy Cluster, where pods keep their source); the rules have the flags of mode nftables")
+	f.StringVar(&s.udp, "ebpf-udp", udpByRules, "who translates UDP in mode ebpf: rules, or sockets (translate), which is for nodes that do not track connections: connected sockets then end with their endpoint; it needs Linux 6.5, and to see all processes (hostPID)")
 	f.StringSliceVar(&s.cgroups, "ebpf-cgroups", nil, "directories of cgroup v2 whose sockets are translated in mode ebpf; patterns are possible; default is kubepods* and system.slice in /sys/fs/cgroup")
 	f.StringVar(&s.bpffs, "ebpf-bpffs", "/sys/fs/bpf", "BPF file system where mode ebpf pins its maps and links; other modes remove them there")
 	f.StringVar(&s.onlyIn, "ebpf-only-namespaces", "", "folder with network namespaces, such as /run/netns; in mode ebpf, sockets are translated there and in the node's own alone; default is all")
@@ -51,10 +58,8 @@ func (s *socketFlags) register(f *pflag.FlagSet) {
 }
 
 func (s *socketFlags) validate(f *faults) {
-	_, ok := named(s.mode, ebpf.Strict, ebpf.Fast)
-	f.check(ok, "ebpf-mode", s.mode, "strict or fast")
-	_, ok = named(s.udp, ebpf.UDPRules, ebpf.UDPTranslate)
-	f.check(ok, "ebpf-udp", s.udp, "rules or translate")
+	f.check(s.mode == socketsStrict || s.mode == socketsFast, "ebpf-mode", s.mode, "strict or fast")
+	f.check(s.udp == udpByRules || s.udp == udpBySockets, "ebpf-udp", s.udp, "rules or translate")
 	f.check(!slices.ContainsFunc(s.cgroups, func(dir string) bool { return !filepath.IsAbs(dir) }), "ebpf-cgroups", s.cgroups, "absolute paths")
 	f.check(filepath.IsAbs(s.bpffs), "ebpf-bpffs", s.bpffs, "an absolute path")
 	f.check(s.onlyIn == "" || filepath.IsAbs(s.onlyIn), "ebpf-only-namespaces", s.onlyIn, "an absolute path, or nothing")
@@ -64,22 +69,10 @@ func (s *socketFlags) validate(f *faults) {
 	f.check(len(s.toPeer) == 0 || len(s.forwardDevices) > 0, "ebpf-forward-peers", s.toPeer, "nothing without --ebpf-forward-devices")
 }
 
-// named returns the value of a name.
-func named[T fmt.Stringer](name string, values ...T) (value T, ok bool) {
-	for _, value := range values {
-		if value.String() == name {
-			return value, true
-		}
-	}
-	return value, false
-}
-
 // config is the engine's configuration, with that of its rules.
 func (s *socketFlags) config(rules nftables.Config) ebpf.Config {
-	m, _ := named(s.mode, ebpf.Strict, ebpf.Fast) // validated, as is the next one
-	udp, _ := named(s.udp, ebpf.UDPRules, ebpf.UDPTranslate)
 	c := ebpf.Config{Config: rules, Sockets: ebpf.Sockets{
-		Cgroups: s.chosenCgroups("/sys/fs/cgroup"), BPFFS: s.bpffs, Mode: m, UDP: udp, Skip: leftToRules, RealPeer: s.realPeer,
+		Cgroups: s.chosenCgroups("/sys/fs/cgroup"), BPFFS: s.bpffs, PodsKeepSource: s.mode == socketsFast, UDP: s.udp == udpBySockets, Skip: leftToRules, RealPeer: s.realPeer,
 		Namespaces: s.namespaces.list,
 	}}
 	if len(s.forwardDevices) > 0 {
@@ -163,22 +156,16 @@ func (e *ebpfEngines) forwarded(family v1.IPFamily) (packets, toPeer uint64, err
 	if engine == nil {
 		return 0, 0, proxier.ErrNotSupported
 	}
-	c, err := engine.ForwardCounts()
-	return c.Packets, c.ToPeer, err
+	return engine.ForwardCounts()
 }
 
-// counts returns the sockets that were translated, and those that were left to the rules, by reason, and
-// UDP sockets that were ended.
-func (e *ebpfEngines) counts(family v1.IPFamily) (metrics.TranslatedSockets, error) {
+// counts returns the counts of sockets.
+func (e *ebpfEngines) counts(family v1.IPFamily) (connection.SocketCounts, error) {
 	engine := e.engine(family)
 	if engine == nil {
-		return metrics.TranslatedSockets{}, proxier.ErrNotSupported
+		return connection.SocketCounts{}, proxier.ErrNotSupported
 	}
-	c, err := engine.SocketCounts()
-	return metrics.TranslatedSockets{
-		Translated: c.Translated, Ended: c.Ended,
-		Left: map[string]uint64{"namespace": c.Namespace, "bound": c.Bound, "empty": c.Empty, "no_memory": c.NoMemory},
-	}, err
+	return engine.SocketCounts()
 }
 
 // openNamespaces reads the folder of network namespaces, if there is one.

@@ -14,7 +14,6 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
-	"github.com/serviceplane/serviceplane/ebpf"
 	"github.com/serviceplane/serviceplane/nftables"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
@@ -63,7 +62,7 @@ func TestEBPFFlags(t *testing.T) {
 		t.Errorf("the fast path takes %+v, after %d packets", f, config.FastPathAfter)
 	}
 	got := config.Sockets
-	if len(errs) > 0 || got.Mode != ebpf.Fast || got.UDP != ebpf.UDPTranslate || !got.RealPeer || got.BPFFS != "/bpf" || !slices.Equal(got.Cgroups, []string{"/a", "/b"}) {
+	if len(errs) > 0 || !got.PodsKeepSource || !got.UDP || !got.RealPeer || got.BPFFS != "/bpf" || !slices.Equal(got.Cgroups, []string{"/a", "/b"}) {
 		t.Errorf("config %+v, errors %v", got, errs)
 	}
 }

@@ -1,6 +1,7 @@
 package nodeproxy
 
 import (
+	"net/http"
 	"runtime"
 	"runtime/debug"
 	"strings"
@@ -19,8 +20,9 @@ type measured struct {
 	*metrics.Metrics
 
 	registry *prometheus.Registry
-	client   *metrics.ClientRequests
-	sources  metrics.Sources
+	// client measures the requests of a client of the API server.
+	client  func(next http.RoundTripper) http.RoundTripper
+	sources metrics.Sources
 }
 
 // measure returns the metrics of the mode, the client, the process and the build.

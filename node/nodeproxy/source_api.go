@@ -38,7 +38,7 @@ func (o *options) apiSource(node string, p proxier.Provider, m *measured, log *z
 	}
 	link := informer.NewLink(informer.LinkOptions{Logger: log})
 	link.Attach(config)
-	config.Wrap(m.client.Wrap)
+	config.Wrap(m.client)
 	m.sources.APIServer = link.Reachable
 	m.Watch(m.sources)
 	client, err := dynamic.NewForConfig(config)
