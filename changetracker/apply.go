@@ -9,25 +9,14 @@ import (
 	"strings"
 	"time"
 
-	"github.com/serviceplane/serviceplane/internal/sorted"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/internal/sorted"
 )
 
 // ErrUnknownFamily is returned by Apply for a family that is not tracked.
 var ErrUnknownFamily = errors.New("IP family is not tracked")
-
-// Step is the work of one Apply.
-type Step struct {
-	// Before is what has been applied, service port by service port: one that failed is in it
-	// with its previous value. Its Node is that of the last Apply that succeeded, fully or
-	// partly.
-	Before *State
-	// After is the newest State.
-	After *State
-	// Delta is the difference.
-	Delta Delta
-}
 
 // attempt is an Apply that is running.
 type attempt struct {
@@ -42,7 +31,7 @@ type attempt struct {
 }
 
 // applyFor is Tracker.Apply for its owner, or for others.
-func (s *store) applyFor(lent bool, family v1.IPFamily, fn func(Step) ([]ServicePortName, error)) error {
+func (s *store) applyFor(lent bool, family v1.IPFamily, fn func(Delta) ([]ServicePortName, error)) error {
 	if lent {
 		return ErrLent
 	}
@@ -50,7 +39,7 @@ func (s *store) applyFor(lent bool, family v1.IPFamily, fn func(Step) ([]Service
 }
 
 // apply is Tracker.Apply.
-func (s *store) apply(name v1.IPFamily, fn func(Step) ([]ServicePortName, error)) error {
+func (s *store) apply(name v1.IPFamily, fn func(Delta) ([]ServicePortName, error)) error {
 	index, ok := familyIndex(name)
 	if !ok || s.families[index] == nil {
 		return fmt.Errorf("apply %q: %w", name, ErrUnknownFamily)
@@ -58,16 +47,16 @@ func (s *store) apply(name v1.IPFamily, fn func(Step) ([]ServicePortName, error)
 	f := s.families[index]
 	f.applying.Lock()
 	defer f.applying.Unlock()
-	step, a := s.begin(f)
-	failed, err := fn(step)
+	delta, a := s.begin(f)
+	failed, err := fn(delta)
 	if err == nil {
 		s.commit(f, a, failed)
 	}
 	return err
 }
 
-// begin builds the newest State and the Delta that leads to it.
-func (s *store) begin(f *family) (Step, attempt) {
+// begin builds the newest State, and returns the Delta that leads to it.
+func (s *store) begin(f *family) (Delta, attempt) {
 	var buffer [8]rebuilt
 	a, services := s.prepare(f, buffer[:0])
 	s.editEndpoints(services) // without the lock: this runs code of the embedding program
@@ -91,15 +80,15 @@ func (s *store) prepare(f *family, services []rebuilt) (attempt, []rebuilt) {
 	return a, services
 }
 
-// complete puts what prepare built into the newest State, and returns the Step.
-func (s *store) complete(f *family, a attempt, services []rebuilt) (Step, attempt) {
+// complete puts what prepare built into the newest State, and returns the Delta.
+func (s *store) complete(f *family, a attempt, services []rebuilt) (Delta, attempt) {
 	s.mu.Lock()
 	defer s.unlock()
 	f.putServices(services)
 	a.next = f.current
-	delta := Delta{Full: a.full != f.fullDone, Changes: f.collect(&a)}
+	changes := f.collect(&a)
 	f.pendingSince = f.oldestPending()
-	return Step{Before: f.state(f.committedNode, f.committed), After: f.state(a.node, f.current), Delta: delta}, a
+	return Delta{Before: f.state(f.committedNode, f.committed), After: f.state(a.node, f.current), Full: a.full != f.fullDone, Changes: changes}, a
 }
 
 func (f *family) state(node Node, s snapshot) *State {

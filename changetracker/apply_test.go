@@ -16,7 +16,7 @@ import (
 func TestApplyOfAnUntrackedFamilyIsAnError(t *testing.T) {
 	tracker := mustTracker(t, func(o *Options) { o.Families = []v1.IPFamily{v1.IPv6Protocol} })
 	for _, family := range []v1.IPFamily{v1.IPv4Protocol, "", "IPv9"} {
-		err := tracker.Apply(family, func(Step) ([]ServicePortName, error) { panic("called") })
+		err := tracker.Apply(family, func(Delta) ([]ServicePortName, error) { panic("called") })
 		if !errors.Is(err, ErrUnknownFamily) {
 			t.Errorf("Apply(%q) = %v, want %v", family, err, ErrUnknownFamily)
 		}
@@ -79,7 +79,7 @@ func TestPanicInApplyConsumesNothingAndLocksNothing(t *testing.T) {
 				t.Error("the panic was swallowed")
 			}
 		}()
-		_ = tracker.Apply(v1.IPv4Protocol, func(Step) ([]ServicePortName, error) { panic("bug") })
+		_ = tracker.Apply(v1.IPv4Protocol, func(Delta) ([]ServicePortName, error) { panic("bug") })
 	}()
 	_, delta := applyAll(t, tracker, v1.IPv4Protocol)
 	wantOutline(t, delta, "default/web:http ->10.96.0.10:80/TCP")
@@ -105,11 +105,11 @@ func TestWhatFailedStaysPending(t *testing.T) {
 	named(t, tracker, 80, "a", "b", "c")
 	applyAll(t, tracker, v1.IPv4Protocol)
 	named(t, tracker, 81, "a", "b", "c")
-	err := tracker.Apply(v1.IPv4Protocol, func(step Step) ([]ServicePortName, error) {
-		if len(step.Delta.Changes) != 3 {
-			t.Errorf("changes = %v, want 3", outline(step.Delta))
+	err := tracker.Apply(v1.IPv4Protocol, func(delta Delta) ([]ServicePortName, error) {
+		if len(delta.Changes) != 3 {
+			t.Errorf("changes = %v, want 3", outline(delta))
 		}
-		if p, _ := step.After.Service(b); p.Port != 81 {
+		if p, _ := delta.After.Service(b); p.Port != 81 {
 			t.Errorf("port in After = %d, want the newest, 81", p.Port)
 		}
 		return []ServicePortName{b, unknown, b}, nil
@@ -118,11 +118,11 @@ func TestWhatFailedStaysPending(t *testing.T) {
 		t.Errorf("Apply = %v, want fn's error, which is none", err)
 	}
 	named(t, tracker, 82, "a", "b")
-	_ = tracker.Apply(v1.IPv4Protocol, func(step Step) ([]ServicePortName, error) {
+	_ = tracker.Apply(v1.IPv4Protocol, func(delta Delta) ([]ServicePortName, error) {
 		for name, want := range map[string]int{"a": 81, "b": 80, "c": 81} {
 			port := b
 			port.Name = name
-			if p, _ := step.Before.Service(port); int(p.Port) != want {
+			if p, _ := delta.Before.Service(port); int(p.Port) != want {
 				t.Errorf("port of %s in Before = %d, want what was applied, %d", name, p.Port, want)
 			}
 		}
@@ -147,7 +147,7 @@ func TestOnePortOfAServiceFails(t *testing.T) {
 	tracker.Endpoints.EndpointSliceUpdate(s, false)
 	dns := portName("dns", v1.ProtocolUDP)
 	fail := func(name ServicePortName) {
-		_ = tracker.Apply(v1.IPv4Protocol, func(Step) ([]ServicePortName, error) {
+		_ = tracker.Apply(v1.IPv4Protocol, func(Delta) ([]ServicePortName, error) {
 			return []ServicePortName{name}, nil
 		})
 	}
@@ -175,7 +175,7 @@ func TestAnErrorConsumesNothing(t *testing.T) {
 	tracker := mustTracker(t)
 	named(t, tracker, 80, "a", "b")
 	for _, failed := range [][]ServicePortName{nil, {http}} { // an error wins
-		err := tracker.Apply(v1.IPv4Protocol, func(Step) ([]ServicePortName, error) { return failed, errTest })
+		err := tracker.Apply(v1.IPv4Protocol, func(Delta) ([]ServicePortName, error) { return failed, errTest })
 		if !errors.Is(err, errTest) {
 			t.Errorf("Apply = %v, want fn's error", err)
 		}
@@ -189,8 +189,8 @@ func TestAnErrorConsumesNothing(t *testing.T) {
 func TestEventsDuringApplyWaitForTheNextOne(t *testing.T) {
 	tracker := mustTracker(t)
 	named(t, tracker, 80, "a")
-	err := tracker.Apply(v1.IPv4Protocol, func(step Step) ([]ServicePortName, error) {
-		s, d := step.After, step.Delta
+	err := tracker.Apply(v1.IPv4Protocol, func(d Delta) ([]ServicePortName, error) {
+		s := d.After
 		was := dump(s)
 		named(t, tracker, 81, "a", "b")
 		tracker.SetNode(Node{Name: "elsewhere"})
@@ -231,8 +231,7 @@ func TestPendingSinceIsTheOldestUnappliedChange(t *testing.T) {
 	since("another one", first)
 	peek(t, tracker, v1.IPv4Protocol)
 	since("after a failure", first)
-	err := tracker.Apply(v1.IPv4Protocol, func(step Step) ([]ServicePortName, error) {
-		d := step.Delta
+	err := tracker.Apply(v1.IPv4Protocol, func(d Delta) ([]ServicePortName, error) {
 		c.tick()
 		named(t, tracker, 80, "a", "b", "c")
 		return []ServicePortName{d.Changes[1].Name}, nil
@@ -261,7 +260,7 @@ func TestPendingSinceIsTheOldestUnappliedChange(t *testing.T) {
 	peek(t, tracker, v1.IPv4Protocol)
 	since("a change that another one undid", time.Time{})
 	during := c.tick()
-	_ = tracker.Apply(v1.IPv4Protocol, func(Step) ([]ServicePortName, error) {
+	_ = tracker.Apply(v1.IPv4Protocol, func(Delta) ([]ServicePortName, error) {
 		tracker.SetNode(Node{Name: "again elsewhere"})
 		return nil, nil
 	})
@@ -469,21 +468,20 @@ func TestTriggerTimes(t *testing.T) {
 		}, "default/web:alt:[03.000]"},
 		"a partial failure of another port consumes them": {func(_ *testing.T, tr *Tracker) {
 			put(tr, "a", second(1), "10.0.0.1")
-			_ = tr.Apply(v1.IPv4Protocol, func(Step) ([]ServicePortName, error) {
+			_ = tr.Apply(v1.IPv4Protocol, func(Delta) ([]ServicePortName, error) {
 				return []ServicePortName{http}, nil
 			})
 		}, ""},
 		"a partial failure of the port that carries them does not": {func(_ *testing.T, tr *Tracker) {
 			put(tr, "a", second(1), "10.0.0.1")
-			_ = tr.Apply(v1.IPv4Protocol, func(step Step) ([]ServicePortName, error) {
-				d := step.Delta
+			_ = tr.Apply(v1.IPv4Protocol, func(d Delta) ([]ServicePortName, error) {
 				put(tr, "a", second(2), "10.0.0.1", "10.0.0.2")
 				return []ServicePortName{d.Changes[0].Name}, nil
 			})
 		}, "default/web:alt:[01.000 02.000]"},
 		"those that come during Apply wait": {func(_ *testing.T, tr *Tracker) {
 			put(tr, "a", second(1), "10.0.0.1")
-			_ = tr.Apply(v1.IPv4Protocol, func(Step) ([]ServicePortName, error) {
+			_ = tr.Apply(v1.IPv4Protocol, func(Delta) ([]ServicePortName, error) {
 				put(tr, "a", second(2), "10.0.0.1", "10.0.0.2")
 				return nil, nil
 			})
@@ -549,12 +547,11 @@ func TestTrackersWorkAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	endpoints.EndpointSliceUpdate(webSlice("a", at("10.0.0.1")), false)
-	for want, apply := range map[string]func(v1.IPFamily, func(Step) ([]ServicePortName, error)) error{
+	for want, apply := range map[string]func(v1.IPFamily, func(Delta) ([]ServicePortName, error)) error{
 		"default/web:http ->10.96.0.10:80/TCP": services.Apply,
 		"default/web:http ->- +10.0.0.1:8080":  endpoints.Apply,
 	} {
-		err := apply(v1.IPv4Protocol, func(step Step) ([]ServicePortName, error) {
-			d := step.Delta
+		err := apply(v1.IPv4Protocol, func(d Delta) ([]ServicePortName, error) {
 			wantOutline(t, d, want)
 			return nil, nil
 		})

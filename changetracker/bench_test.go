@@ -56,8 +56,7 @@ func benchTracker(tb testing.TB) *Tracker {
 
 func benchApply(tb testing.TB, t *Tracker, wantChanges int) {
 	tb.Helper()
-	err := t.Apply(v1.IPv4Protocol, func(step Step) ([]ServicePortName, error) {
-		d := step.Delta
+	err := t.Apply(v1.IPv4Protocol, func(d Delta) ([]ServicePortName, error) {
 		if len(d.Changes) != wantChanges {
 			return nil, fmt.Errorf("changes = %d, want %d", len(d.Changes), wantChanges)
 		}

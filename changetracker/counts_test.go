@@ -28,7 +28,7 @@ func TestChangesAreCountedOnce(t *testing.T) {
 
 	apply := func(family v1.IPFamily, during func() error) {
 		t.Helper()
-		_ = tracker.Apply(family, func(Step) ([]ServicePortName, error) { return nil, during() })
+		_ = tracker.Apply(family, func(Delta) ([]ServicePortName, error) { return nil, during() })
 	}
 	apply(v1.IPv4Protocol, func() error { return errors.New("no") })
 	want("after a failure", EventCounts{Services: 2, EndpointSlices: 3, PendingServices: 1, PendingEndpointSlices: 2})
@@ -43,7 +43,7 @@ func TestChangesAreCountedOnce(t *testing.T) {
 	want("at last", EventCounts{Services: 2, EndpointSlices: 4})
 
 	tracker.Services.Update(dual, nil)
-	_ = tracker.Apply(v1.IPv4Protocol, func(Step) ([]ServicePortName, error) {
+	_ = tracker.Apply(v1.IPv4Protocol, func(Delta) ([]ServicePortName, error) {
 		return []ServicePortName{portName("http", v1.ProtocolTCP)}, nil
 	})
 	apply(v1.IPv6Protocol, func() error { return nil })

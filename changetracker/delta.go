@@ -2,8 +2,14 @@ package changetracker
 
 import "time"
 
-// Delta is the difference of one family to the State that was applied last.
+// Delta is the difference of one family to the State that was applied last: the work of one Apply.
 type Delta struct {
+	// Before is what has been applied, service port by service port: one that failed is in it
+	// with its previous value. Its Node is that of the last Apply that succeeded, fully or
+	// partly.
+	Before *State
+	// After is the newest State.
+	After *State
 	// Full asks the receiver to check everything it has programmed against the State, on the
 	// first Apply and after SetNode changed a value that all Services depend on. Changes still
 	// lists what changed.

@@ -28,7 +28,7 @@ func NewEndpointChangeTracker(o Options) (*EndpointChangeTracker, error) {
 }
 
 // Apply is Tracker.Apply.
-func (t *EndpointChangeTracker) Apply(family v1.IPFamily, fn func(Step) (failed []ServicePortName, err error)) error {
+func (t *EndpointChangeTracker) Apply(family v1.IPFamily, fn func(Delta) (failed []ServicePortName, err error)) error {
 	return t.store.applyFor(t.lent, family, fn)
 }
 

@@ -56,8 +56,7 @@ func Example() {
 	tracker.Endpoints.EndpointSliceUpdate(exampleSlice("10.1.0.5"), false)
 
 	program := func(result error) {
-		err := tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-			d := step.Delta
+		err := tracker.Apply(v1.IPv4Protocol, func(d changetracker.Delta) ([]changetracker.ServicePortName, error) {
 			for _, c := range d.Changes {
 				fmt.Println(c.Name, c.After, "added", addresses(c.Added), "removed", addresses(c.Removed))
 			}
@@ -102,8 +101,8 @@ func ExampleServiceChangeTracker_Set() {
 		fmt.Println(err)
 		return
 	}
-	err = tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-		s := step.After
+	err = tracker.Apply(v1.IPv4Protocol, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
+		s := delta.After
 		for name, port := range s.All() {
 			for _, e := range s.Endpoints(name) {
 				fmt.Println(port, "->", &e)
@@ -143,8 +142,8 @@ func ExampleTracker_Apply() {
 	service.Spec.Ports = append(service.Spec.Ports, v1.ServicePort{Name: "https", Protocol: v1.ProtocolTCP, Port: 443})
 	tracker.Services.Update(nil, service)
 	for range 2 {
-		err = tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) (failed []changetracker.ServicePortName, err error) {
-			for _, c := range step.Delta.Changes {
+		err = tracker.Apply(v1.IPv4Protocol, func(delta changetracker.Delta) (failed []changetracker.ServicePortName, err error) {
+			for _, c := range delta.Changes {
 				fmt.Println("programming", c.Name)
 				if c.Name.Port == "https" { // there is no room in the map
 					failed = append(failed, c.Name)
@@ -173,10 +172,10 @@ func ExampleState_For() {
 	slice := exampleSlice("10.1.0.5", "10.2.0.5")
 	slice.Endpoints[0].NodeName, slice.Endpoints[1].NodeName = new("node-1"), new("node-2")
 	tracker.Endpoints.EndpointSliceUpdate(slice, false)
-	err = tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-		for _, c := range step.Delta.Changes {
+	err = tracker.Apply(v1.IPv4Protocol, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
+		for _, c := range delta.Changes {
 			for _, node := range []string{"node-1", "node-2", "node-3"} {
-				s, _ := step.After.For(changetracker.Node{Name: node}).Select(c.Name)
+				s, _ := delta.After.For(changetracker.Node{Name: node}).Select(c.Name)
 				fmt.Println(node, addresses(s.Local), "of", addresses(s.Cluster))
 			}
 		}
@@ -199,11 +198,11 @@ func ExampleState_ByAddr() {
 	}
 	tracker.Services.Update(nil, exampleService())
 	tracker.Endpoints.EndpointSliceUpdate(exampleSlice("10.1.0.5", "10.1.0.6"), false)
-	err = tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-		for name := range step.After.ByAddr(netip.MustParseAddrPort("10.96.0.10:80"), v1.ProtocolTCP) {
+	err = tracker.Apply(v1.IPv4Protocol, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
+		for name := range delta.After.ByAddr(netip.MustParseAddrPort("10.96.0.10:80"), v1.ProtocolTCP) {
 			fmt.Println("10.96.0.10:80/TCP is for", name)
 		}
-		for name := range step.After.ByEndpoint(netip.MustParseAddr("10.1.0.6")) {
+		for name := range delta.After.ByEndpoint(netip.MustParseAddr("10.1.0.6")) {
 			fmt.Println("10.1.0.6 is an endpoint of", name)
 		}
 		return nil, nil
@@ -228,9 +227,9 @@ func ExampleTracker_Override() {
 		NamespacedName: types.NamespacedName{Namespace: "default", Name: "web"}, Port: "http", Protocol: v1.ProtocolTCP,
 	}
 	show := func() {
-		err := tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-			port, _ := step.After.Service(web)
-			selection := changetracker.Select(port, step.After.Endpoints(web), step.After.Node())
+		err := tracker.Apply(v1.IPv4Protocol, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
+			port, _ := delta.After.Service(web)
+			selection := changetracker.Select(port, delta.After.Endpoints(web), delta.After.Node())
 			fmt.Println(addresses(selection.Cluster))
 			return nil, nil
 		})
@@ -262,16 +261,16 @@ func ExampleSource_Replace() {
 	db := changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "lab", Name: "db"}, Protocol: v1.ProtocolTCP}
 	port := changetracker.ServicePort{Name: db, ExternalIPs: []netip.Addr{netip.MustParseAddr("192.0.2.10")}, Port: 5432}
 	for _, addr := range []string{"198.51.100.7:5432", "127.0.0.1:5432"} { // the second one is a mistake
-		_, err := tracker.Source("registry").Replace(changetracker.Snapshot{
-			ServicePorts: []changetracker.ServicePort{port},
-			Endpoints: map[changetracker.ServicePortName][]changetracker.Endpoint{
+		_, err := tracker.Source("registry").Replace(
+			[]changetracker.ServicePort{port},
+			map[changetracker.ServicePortName][]changetracker.Endpoint{
 				db: {{Addr: netip.MustParseAddrPort(addr), Ready: true, Node: "db-1"}},
 			},
-		})
+		)
 		fmt.Println(err != nil, tracker.Waiting())
 	}
-	err = tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-		for _, e := range step.After.Endpoints(db) {
+	err = tracker.Apply(v1.IPv4Protocol, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
+		for _, e := range delta.After.Endpoints(db) {
 			fmt.Println(&port, "->", &e, "on", e.Node)
 		}
 		return nil, nil

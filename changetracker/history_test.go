@@ -286,8 +286,8 @@ func (w *world) play(s step) error {
 // look returns what an Apply would receive.
 func (w *world) look() (text string) {
 	for _, family := range bothFamilies() {
-		_ = w.tracker.Apply(family, func(step Step) ([]ServicePortName, error) {
-			s := step.After
+		_ = w.tracker.Apply(family, func(delta Delta) ([]ServicePortName, error) {
+			s := delta.After
 			text += dump(s)
 			w.fault = errors.Join(w.fault, w.checkShape(s))
 			return nil, errTest
@@ -412,9 +412,9 @@ func (w *world) apply(r *rand.Rand, what verb) error {
 	family := pick(r, bothFamilies()...)
 	held := w.replicas[family]
 	var fault error
-	err := w.tracker.Apply(family, func(step Step) ([]ServicePortName, error) {
-		s, d := step.After, step.Delta
-		if got, want := dump(step.Before), held.dump(); got != want {
+	err := w.tracker.Apply(family, func(d Delta) ([]ServicePortName, error) {
+		s := d.After
+		if got, want := dump(d.Before), held.dump(); got != want {
 			fault = errors.Join(fault, fmt.Errorf("%s: Before is\n%swant what was applied\n%s", family, got, want))
 		}
 		next := maps.Clone(held)
@@ -431,7 +431,7 @@ func (w *world) apply(r *rand.Rand, what verb) error {
 		if got, want := next.dump(), dump(s); got != want {
 			fault = errors.Join(fault, fmt.Errorf("%s: the Deltas add up to\n%swant the State\n%s", family, got, want))
 		}
-		fault = errors.Join(fault, checkState(s), w.checkShape(s), w.checkRefreshed(step))
+		fault = errors.Join(fault, checkState(s), w.checkShape(s), w.checkRefreshed(d))
 		w.states = append(w.states, s)
 		if what == applyInVain {
 			return nil, errTest
@@ -456,11 +456,11 @@ func (w *world) apply(r *rand.Rand, what verb) error {
 }
 
 // checkRefreshed returns an error if a refreshed service port is not in the Delta.
-func (w *world) checkRefreshed(step Step) error {
-	for name, asked := range w.refreshed[step.After.Family()] {
-		_, exists := step.After.Service(name)
-		if asked && exists && !slices.ContainsFunc(step.Delta.Changes, func(c PortChange) bool { return c.Name == name }) {
-			return fmt.Errorf("%v was refreshed, but the changes are %v", name, outline(step.Delta))
+func (w *world) checkRefreshed(delta Delta) error {
+	for name, asked := range w.refreshed[delta.After.Family()] {
+		_, exists := delta.After.Service(name)
+		if asked && exists && !slices.ContainsFunc(delta.Changes, func(c PortChange) bool { return c.Name == name }) {
+			return fmt.Errorf("%v was refreshed, but the changes are %v", name, outline(delta))
 		}
 	}
 	return nil

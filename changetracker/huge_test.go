@@ -129,19 +129,19 @@ func TestAHugeServiceDependsOnNoHistory(t *testing.T) {
 			want := state.Endpoints(name)
 			most = max(most, len(want))
 			fails := b.random.IntN(4) == 0
-			err := tracker.Apply(v1.IPv4Protocol, func(s Step) ([]ServicePortName, error) {
+			err := tracker.Apply(v1.IPv4Protocol, func(s Delta) ([]ServicePortName, error) {
 				if got := s.After.Endpoints(name); !sameList(got, want) {
 					t.Fatalf("seed %d, step %d: %d endpoints, want %d: %v, want %v", seed, step, len(got), len(want), got, want)
 				}
 				next := maps.Clone(applied)
-				for i := range s.Delta.Changes {
-					for _, e := range s.Delta.Changes[i].Removed {
+				for i := range s.Changes {
+					for _, e := range s.Changes[i].Removed {
 						if was, ok := next[e.Addr]; !ok || !was.Equal(&e) {
 							t.Fatalf("seed %d, step %d: removes %v, which is %v", seed, step, e, was)
 						}
 						delete(next, e.Addr)
 					}
-					for _, e := range s.Delta.Changes[i].Added {
+					for _, e := range s.Changes[i].Added {
 						next[e.Addr] = e
 					}
 				}

@@ -44,9 +44,9 @@ func manyEndpoints(n int) []discovery.Endpoint {
 }
 
 func TestTimeIsInProportionToTheObject(t *testing.T) {
-	all := func(Step) ([]ServicePortName, error) { return nil, nil }
-	none := func(step Step) (failed []ServicePortName, _ error) { //nolint:unparam // it is for Apply
-		for _, c := range step.Delta.Changes {
+	all := func(Delta) ([]ServicePortName, error) { return nil, nil }
+	none := func(delta Delta) (failed []ServicePortName, _ error) { //nolint:unparam // it is for Apply
+		for _, c := range delta.Changes {
 			failed = append(failed, c.Name)
 		}
 		return failed, nil

@@ -10,7 +10,7 @@ import (
 )
 
 // ByAddr yields the service ports that have an address and port as ClusterIP, external IP or
-// load balancer IP, sorted by name. If there are several, desired.Claim decides which one gets
+// load balancer IP, sorted by name. If there are several, desired.Resolved says which one gets
 // it. Node ports are not included, because the addresses of the node belong to no Service: see
 // ByNodePort. Like all methods By…, it costs O(log N) and the size of the result.
 func (s *State) ByAddr(vip netip.AddrPort, protocol v1.Protocol) iter.Seq[ServicePortName] {

@@ -15,20 +15,9 @@ import (
 // (service.kubernetes.io/service-proxy-name of the Kubernetes API).
 const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 
-// ExternalIPPolicy decides which values of spec.externalIPs are accepted. Whoever may write a
-// Service can take over the traffic to any address with them (CVE-2020-8554). Values that are
-// not accepted are Problems with ReasonRefused; the other addresses of the Service are still
-// used. Addresses that no VIP may have (TRK-18) are refused in any case. The zero value accepts all others, including addresses of nodes, as kube-proxy does: external IPs are
-// commonly used for these. desired.Resolver decides about addresses of the node itself and of
-// its pods.
-type ExternalIPPolicy struct {
-	// Refuse accepts no external IP (AllowServiceExternalIPs=false of KEP-5707).
-	Refuse bool
-	// Denied are ranges whose addresses are not accepted.
-	Denied []netip.Prefix
+func (o *ObjectOptions) acceptsExternalIP(a netip.Addr) bool {
+	return !o.RefuseExternalIPs && !within(o.DeniedExternalIPs, a)
 }
-
-func (p *ExternalIPPolicy) accepts(a netip.Addr) bool { return !p.Refuse && !within(p.Denied, a) }
 
 func within(ranges []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return canonicalPrefix(r).Contains(a) })
@@ -70,8 +59,14 @@ type ObjectOptions struct {
 	// valid one of the IP's family. The default is that of kube-proxy: such an IP is open to
 	// everyone. Both are a Problem.
 	StrictSourceRanges bool
-	// ExternalIPs decides which external IPs of Services are accepted.
-	ExternalIPs ExternalIPPolicy
+	// RefuseExternalIPs accepts no value of spec.externalIPs (AllowServiceExternalIPs=false of KEP-5707), and
+	// DeniedExternalIPs are ranges in which none is accepted. Whoever may write a Service can take over the traffic
+	// to any address with them (CVE-2020-8554). Values that are not accepted are Problems with ReasonRefused; the
+	// other addresses of the Service are still used. Addresses that no VIP may have (TRK-18) are refused in any case.
+	// The default accepts all others, including addresses of nodes, as kube-proxy does: external IPs are commonly
+	// used for these. desired.Resolver decides about addresses of the node itself and of its pods.
+	RefuseExternalIPs bool
+	DeniedExternalIPs []netip.Prefix
 	// DeniedVIPs are ranges in which neither external IPs nor load balancer IPs are accepted, such as
 	// those of pods: a Service would take over their traffic. Such values are Problems with ReasonRefused.
 	DeniedVIPs []netip.Prefix

@@ -157,7 +157,7 @@ func (p *parsedService) parseVIPs(service *v1.Service, options *Options, f *find
 		switch addr, ok := ParseAddr(text); {
 		case !ok || !dialable(addr):
 			f.add(ReasonInvalidAddress, text, fieldExternalIPs+"[%d]", i)
-		case !servable(addr) || within(options.DeniedVIPs, addr) || !options.ExternalIPs.accepts(addr):
+		case !servable(addr) || within(options.DeniedVIPs, addr) || !options.acceptsExternalIP(addr):
 			f.add(ReasonRefused, text, fieldExternalIPs+"[%d]", i)
 		default:
 			p.externals[addrFamily(addr)] = append(p.externals[addrFamily(addr)], addr)

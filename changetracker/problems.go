@@ -40,7 +40,7 @@ const (
 	ReasonNoPorts         Reason = "no ports"
 	ReasonDuplicate       Reason = "duplicate"
 	ReasonMissing         Reason = "missing value"
-	// ReasonRefused is for an external IP that ExternalIPPolicy does not accept, and for one or a load balancer IP
+	// ReasonRefused is for an external IP that ObjectOptions do not accept, and for one or a load balancer IP
 	// that no VIP may have (TRK-18).
 	ReasonRefused Reason = "refused by policy"
 	// ReasonTooMany is for a list of which a Service uses only the first values.

@@ -134,18 +134,18 @@ func TestVIPsInDeniedRangesAreRefused(t *testing.T) {
 func TestExternalIPsCanBeRefused(t *testing.T) {
 	given := []string{"192.0.2.1", "10.244.0.1", "127.0.0.1", "::ffff:127.0.0.1", "169.254.1.1", "2001:db8::1", "::1", "fe80::1"}
 	for name, c := range map[string]struct {
-		policy    ExternalIPPolicy
+		options   ObjectOptions
 		four, six string
 		refused   int
 	}{
-		"by default": {ExternalIPPolicy{}, "[10.244.0.1 192.0.2.1]", "[2001:db8::1]", 5},
+		"by default": {ObjectOptions{}, "[10.244.0.1 192.0.2.1]", "[2001:db8::1]", 5},
 		"ranges": {
-			ExternalIPPolicy{Denied: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("2001:db8::/32")}},
+			ObjectOptions{DeniedExternalIPs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("2001:db8::/32")}},
 			"[192.0.2.1]", "[]", 7,
 		},
-		"all": {ExternalIPPolicy{Refuse: true}, "[]", "[]", 8},
+		"all": {ObjectOptions{RefuseExternalIPs: true}, "[]", "[]", 8},
 	} {
-		tracker := mustTracker(t, func(o *Options) { o.ExternalIPs = c.policy })
+		tracker := mustTracker(t, func(o *Options) { o.ObjectOptions = c.options })
 		tracker.Services.Update(nil, webService(func(s *v1.Service) { s.Spec.ExternalIPs, s.Spec.Ports[0].NodePort = given, 30080 }))
 		for family, want := range map[v1.IPFamily]string{v1.IPv4Protocol: c.four, v1.IPv6Protocol: c.six} {
 			state, _ := peek(t, tracker, family)

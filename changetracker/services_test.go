@@ -23,9 +23,9 @@ func TestEndpointsAloneTellWhichNodesHaveThem(t *testing.T) {
 		proxiertest.Endpoint("10.1.0.1", proxiertest.OnNode("b")), proxiertest.Endpoint("10.1.0.2", proxiertest.OnNode("a")),
 		proxiertest.Endpoint("10.1.0.3", proxiertest.OnNode("a")), proxiertest.Endpoint("10.1.0.4", proxiertest.OnNode("c"), proxiertest.Terminating()),
 		proxiertest.Endpoint("10.1.0.5")), false)
-	_ = tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
+	_ = tracker.Apply(v1.IPv4Protocol, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
 		web := types.NamespacedName{Namespace: "shop", Name: "web"}
-		s := step.After
+		s := delta.After
 		if got := slices.Collect(s.Services()); !slices.Equal(got, []types.NamespacedName{web}) {
 			t.Errorf("Services = %v, want web", got)
 		}

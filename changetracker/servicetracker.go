@@ -27,7 +27,7 @@ func NewServiceChangeTracker(o Options) (*ServiceChangeTracker, error) {
 }
 
 // Apply is Tracker.Apply.
-func (t *ServiceChangeTracker) Apply(family v1.IPFamily, fn func(Step) (failed []ServicePortName, err error)) error {
+func (t *ServiceChangeTracker) Apply(family v1.IPFamily, fn func(Delta) (failed []ServicePortName, err error)) error {
 	return t.store.applyFor(t.lent, family, fn)
 }
 

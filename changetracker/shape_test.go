@@ -79,8 +79,8 @@ func randomPort(r *rand.Rand, name types.NamespacedName) ServicePortName {
 
 // targets returns some endpoints of one service port, or one that may not exist.
 func (w *world) targets(r *rand.Rand, name types.NamespacedName) (targets []overridden) {
-	_ = w.twin.tracker.Apply(pick(r, bothFamilies()...), func(step Step) ([]ServicePortName, error) {
-		service, _ := step.After.services.Get(name)
+	_ = w.twin.tracker.Apply(pick(r, bothFamilies()...), func(delta Delta) ([]ServicePortName, error) {
+		service, _ := delta.After.services.Get(name)
 		ports := service.all()
 		if len(ports) == 0 {
 			return nil, errTest
@@ -115,9 +115,9 @@ func (w *world) checkShape(s *State) (err error) {
 	if w.twin == nil {
 		return nil
 	}
-	_ = w.twin.tracker.Apply(s.Family(), func(step Step) ([]ServicePortName, error) {
-		w.endOverrides(step.After)
-		if got, want := dump(s), w.shaped(step.After).dump(); got != want {
+	_ = w.twin.tracker.Apply(s.Family(), func(delta Delta) ([]ServicePortName, error) {
+		w.endOverrides(delta.After)
+		if got, want := dump(s), w.shaped(delta.After).dump(); got != want {
 			err = fmt.Errorf("overrides %v, moods %v: state =\n%swant\n%s", w.overrides, w.moods, got, want)
 		}
 		return nil, errTest

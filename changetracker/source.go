@@ -39,24 +39,15 @@ func (t *Tracker) Source(name string) *Source {
 	}
 }
 
-// Snapshot is the complete content of a Source.
-type Snapshot struct {
-	// ServicePorts are as for ServiceChangeTracker.Set, of any number of Services, in any
-	// order.
-	ServicePorts []ServicePort
-	// Endpoints are as for EndpointChangeTracker.Set. Their service ports may be those of
-	// another Source.
-	Endpoints map[ServicePortName][]Endpoint
-}
-
 // Replace replaces everything that the Source has, however it was added. An Apply sees all of
-// it or nothing, and only differences are changes. It costs the size of the Snapshot and of
-// what is tracked. The error names every invalid value; nothing has changed then. Otherwise
+// it or nothing, and only differences are changes. ports are as for ServiceChangeTracker.Set, of any number of
+// Services, in any order; endpoints are as for EndpointChangeTracker.Set, and their service ports may be those of
+// another Source. It costs the size of both and of what is tracked. The error names every invalid value; nothing has changed then. Otherwise
 // the Source is Synced. For changed see ServiceChangeTracker.Update; it may also be true if
 // equal endpoints replace those of EndpointSlices.
-func (s *Source) Replace(next Snapshot) (changed bool, err error) {
+func (s *Source) Replace(ports []ServicePort, endpoints map[ServicePortName][]Endpoint) (changed bool, err error) {
 	byService := map[types.NamespacedName][]ServicePort{}
-	for _, p := range next.ServicePorts {
+	for _, p := range ports {
 		byService[p.Name.NamespacedName] = append(byService[p.Name.NamespacedName], p)
 	}
 	services := make(map[types.NamespacedName]perFamily[[]*ServicePort], len(byService))
@@ -66,17 +57,17 @@ func (s *Source) Replace(next Snapshot) (changed bool, err error) {
 		services[name] = canonical
 		faults = append(faults, err)
 	}
-	endpoints := make(map[ServicePortName]perFamily[[]Endpoint], len(next.Endpoints))
-	for _, name := range slices.SortedFunc(maps.Keys(next.Endpoints), ServicePortName.Compare) {
-		canonical, err := s.store.canonicalEndpoints(s.name, name, next.Endpoints[name])
-		if endpoints[name] = canonical; err != nil {
+	byPort := make(map[ServicePortName]perFamily[[]Endpoint], len(endpoints))
+	for _, name := range slices.SortedFunc(maps.Keys(endpoints), ServicePortName.Compare) {
+		canonical, err := s.store.canonicalEndpoints(s.name, name, endpoints[name])
+		if byPort[name] = canonical; err != nil {
 			faults = append(faults, fmt.Errorf("endpoints of %s: %w", name, err))
 		}
 	}
 	if err := errors.Join(faults...); err != nil {
-		return false, fmt.Errorf("replace snapshot of source %q: %w", s.name, err)
+		return false, fmt.Errorf("replace the content of source %q: %w", s.name, err)
 	}
-	return s.store.replace(s.name, services, endpoints), nil
+	return s.store.replace(s.name, services, byPort), nil
 }
 
 // Synced reports that the Tracker has received everything that the Source has. For the

@@ -127,20 +127,19 @@ func (w *manySources) event(r *rand.Rand) (what string, changed, exact bool, err
 	case 6:
 		what, exact = "replace", len(m.slices) == 0
 		next := newSourceModel()
-		snapshot := Snapshot{Endpoints: map[ServicePortName][]Endpoint{}}
+		var ports []ServicePort
 		for _, name := range []string{"a", "b"} {
 			next.services[name] = sourcePorts(r, from, name)
-			snapshot.ServicePorts = append(snapshot.ServicePorts, next.services[name]...)
+			ports = append(ports, next.services[name]...)
 			if port := servicePortName(name, portKey{"http", "TCP"}); r.IntN(2) == 0 {
 				next.own[port] = sourceEndpoints(r)
-				snapshot.Endpoints[port] = next.own[port]
 			}
 		}
 		w.models[from] = next
-		changed, err = s.Replace(snapshot)
+		changed, err = s.Replace(ports, next.own)
 	case 7:
 		what = "replace by what is bad"
-		if changed, err = s.Replace(Snapshot{ServicePorts: append(sourcePorts(r, from, "a"), ServicePort{})}); err == nil {
+		if changed, err = s.Replace(append(sourcePorts(r, from, "a"), ServicePort{}), nil); err == nil {
 			return what, changed, exact, errors.New("no error")
 		}
 		err = nil
@@ -261,7 +260,7 @@ func TestSourcesAgreeWithANaiveModel(t *testing.T) {
 			}
 		}
 		for _, from := range sourceNames { // nothing is left when all are empty
-			if _, err := w.tracker.Source(from).Replace(Snapshot{}); err != nil {
+			if _, err := w.tracker.Source(from).Replace(nil, nil); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -280,16 +279,15 @@ func TestAnErrorOfReplaceNamesEverything(t *testing.T) {
 	good := ServicePort{Name: http, ClusterIP: netip.MustParseAddr("10.96.0.10"), Port: 80}
 	bad := good
 	bad.Name.Name, bad.Port = "api", 0
-	snapshot := Snapshot{
-		ServicePorts: []ServicePort{good, bad, good},
-		Endpoints:    map[ServicePortName][]Endpoint{http: {{Addr: addrPort("10.0.0.1:80")}, {Addr: addrPort("127.0.0.1:80"), Ready: true}}, {}: nil},
-	}
-	changed, err := west.Replace(snapshot)
+	changed, err := west.Replace(
+		[]ServicePort{good, bad, good},
+		map[ServicePortName][]Endpoint{http: {{Addr: addrPort("10.0.0.1:80")}, {Addr: addrPort("127.0.0.1:80"), Ready: true}}, {}: nil},
+	)
 	if changed || err == nil {
 		t.Fatalf("Replace = %v, %v, want an error", changed, err)
 	}
 	for _, part := range []string{
-		`replace snapshot of source "west": `, "default/api:http: Port: invalid value 0", "default/web:http: listed twice",
+		`replace the content of source "west": `, "default/api:http: Port: invalid value 0", "default/web:http: listed twice",
 		"endpoints of default/web:http: endpoint 10.0.0.1:80: it would get no traffic", "127.0.0.1:80 is a loopback", `protocol: invalid value ""`,
 	} {
 		if !strings.Contains(err.Error(), part) {
@@ -299,20 +297,20 @@ func TestAnErrorOfReplaceNamesEverything(t *testing.T) {
 	if got, want := sizes(tracker), sizes(mustTracker(t)); got != want || !slices.Contains(tracker.Waiting(), SourceInput("west")) {
 		t.Errorf("sizes = %s, waiting for %v, want %s and no less than before", got, tracker.Waiting(), want)
 	}
-	if changed, err = west.Replace(Snapshot{ServicePorts: []ServicePort{good}}); !changed || err != nil || slices.Contains(tracker.Waiting(), SourceInput("west")) {
+	if changed, err = west.Replace([]ServicePort{good}, nil); !changed || err != nil || slices.Contains(tracker.Waiting(), SourceInput("west")) {
 		t.Errorf("Replace = %v, %v, and waits for %v, want west no more", changed, err, tracker.Waiting())
 	}
-	if changed, err = west.Replace(Snapshot{ServicePorts: []ServicePort{good}}); changed || err != nil {
+	if changed, err = west.Replace([]ServicePort{good}, nil); changed || err != nil {
 		t.Errorf("Replace by the same = %v, %v, want no change", changed, err)
 	}
-	if changed, err = tracker.Source("").Replace(Snapshot{}); changed || err != nil || !tracker.isReady() {
+	if changed, err = tracker.Source("").Replace(nil, nil); changed || err != nil || !tracker.isReady() {
 		t.Errorf("Replace of the tracker's own = %v, %v, and waits for %v, want nothing", changed, err, tracker.Waiting())
 	}
 }
 
-// An Apply that runs during Replace sees all of a Snapshot or nothing: the version is in the
+// An Apply that runs during Replace sees all of its content or nothing: the version is in the
 // service port and in both of its endpoints.
-func TestASnapshotIsSeenWhole(t *testing.T) {
+func TestAReplacementIsSeenWhole(t *testing.T) {
 	tracker := mustTracker(t)
 	var feeding sync.WaitGroup
 	defer feeding.Wait()
@@ -322,10 +320,10 @@ func TestASnapshotIsSeenWhole(t *testing.T) {
 			endpoint := func(addr string) Endpoint {
 				return Endpoint{Addr: netip.AddrPortFrom(netip.MustParseAddr(addr), version), Ready: true}
 			}
-			_, err := tracker.Source("west").Replace(Snapshot{
-				ServicePorts: []ServicePort{{Name: http, ExternalIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Port: version}},
-				Endpoints:    map[ServicePortName][]Endpoint{http: {endpoint("10.0.0.1"), endpoint("10.0.0.2")}},
-			})
+			_, err := tracker.Source("west").Replace(
+				[]ServicePort{{Name: http, ExternalIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Port: version}},
+				map[ServicePortName][]Endpoint{http: {endpoint("10.0.0.1"), endpoint("10.0.0.2")}},
+			)
 			if err != nil {
 				t.Error(err)
 			}
@@ -403,7 +401,7 @@ func TestProblemsOfSources(t *testing.T) {
 	if got := objects(); !slices.Equal(got, both) {
 		t.Errorf("problems of %q, want %q", got, both)
 	}
-	if _, err := tracker.Source("west").Replace(Snapshot{}); err != nil {
+	if _, err := tracker.Source("west").Replace(nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	if got := objects(); !slices.Equal(got, own) {

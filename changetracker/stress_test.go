@@ -64,8 +64,7 @@ func TestNothingIsLeftOfWhatIsGone(t *testing.T) {
 		if i%100 != 0 {
 			continue
 		}
-		_ = tracker.Apply(pick(r, bothFamilies()...), func(step Step) ([]ServicePortName, error) {
-			d := step.Delta
+		_ = tracker.Apply(pick(r, bothFamilies()...), func(d Delta) ([]ServicePortName, error) {
 			switch {
 			case r.IntN(3) == 0:
 				return nil, errTest
@@ -153,8 +152,8 @@ func TestUpdatesAndAppliesAtTheSameTime(t *testing.T) {
 				}
 				family := (i + n) % 2
 				var after *State
-				err := tracker.Apply(bothFamilies()[family], func(step Step) ([]ServicePortName, error) {
-					s, d := step.After, step.Delta
+				err := tracker.Apply(bothFamilies()[family], func(d Delta) ([]ServicePortName, error) {
+					s := d.After
 					after = s
 					if running[family].Add(1) != 1 {
 						t.Error("two Applies of one family at the same time")

@@ -111,8 +111,8 @@ func addrPort(text string) netip.AddrPort { return netip.MustParseAddrPort(text)
 // applyAll applies one family with success.
 func applyAll(tb testing.TB, tracker *Tracker, family v1.IPFamily) (state *State, delta Delta) {
 	tb.Helper()
-	err := tracker.Apply(family, func(step Step) ([]ServicePortName, error) {
-		state, delta = step.After, step.Delta
+	err := tracker.Apply(family, func(d Delta) ([]ServicePortName, error) {
+		state, delta = d.After, d
 		return nil, nil
 	})
 	if err != nil {
@@ -124,8 +124,8 @@ func applyAll(tb testing.TB, tracker *Tracker, family v1.IPFamily) (state *State
 // peek returns what an Apply would receive, and consumes nothing.
 func peek(tb testing.TB, tracker *Tracker, family v1.IPFamily) (state *State, delta Delta) {
 	tb.Helper()
-	err := tracker.Apply(family, func(step Step) ([]ServicePortName, error) {
-		state, delta = step.After, step.Delta
+	err := tracker.Apply(family, func(d Delta) ([]ServicePortName, error) {
+		state, delta = d.After, d
 		return nil, errTest
 	})
 	if !errors.Is(err, errTest) {

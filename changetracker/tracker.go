@@ -54,7 +54,7 @@ func New(o Options) (*Tracker, error) {
 // Events may arrive while fn runs; they wait for the next Apply. Calls for one family wait for
 // each other, so fn must not call Apply for the same family. The error for a family that is
 // not tracked is ErrUnknownFamily.
-func (t *Tracker) Apply(family v1.IPFamily, fn func(Step) (failed []ServicePortName, err error)) error {
+func (t *Tracker) Apply(family v1.IPFamily, fn func(Delta) (failed []ServicePortName, err error)) error {
 	return t.store.applyFor(t.lent, family, fn)
 }
 

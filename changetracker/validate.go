@@ -41,7 +41,7 @@ func (o *Options) Validate() error {
 			bad("Node.PodCIDRs[%d]: %v is not a prefix", i, p)
 		}
 	}
-	for i, p := range o.ExternalIPs.Denied {
+	for i, p := range o.DeniedExternalIPs {
 		if !p.IsValid() {
 			bad("ExternalIPs.Denied[%d]: %v is not a prefix", i, p)
 		}

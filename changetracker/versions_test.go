@@ -21,7 +21,7 @@ func TestVersionsAreApplied(t *testing.T) {
 		}
 	}
 	apply := func(err error, failed ...ServicePortName) {
-		_ = tracker.Apply(v1.IPv4Protocol, func(Step) ([]ServicePortName, error) { return failed, err })
+		_ = tracker.Apply(v1.IPv4Protocol, func(Delta) ([]ServicePortName, error) { return failed, err })
 	}
 	services("1")
 	slices("2")
@@ -51,13 +51,13 @@ func TestVersionsAreApplied(t *testing.T) {
 	apply(errors.New("no"))
 	slices("8")
 	want("after a change whose Apply failed", "4", "5")
-	_ = tracker.Apply(v1.IPv4Protocol, func(Step) ([]ServicePortName, error) {
+	_ = tracker.Apply(v1.IPv4Protocol, func(Delta) ([]ServicePortName, error) {
 		services("9")
 		want("during an Apply", "4", "5")
 		return nil, nil
 	})
 	want("after an Apply in which versions came without a change", "9", "8")
-	_ = tracker.Apply(v1.IPv4Protocol, func(Step) ([]ServicePortName, error) {
+	_ = tracker.Apply(v1.IPv4Protocol, func(Delta) ([]ServicePortName, error) {
 		add("b", "10.0.0.2")
 		services("10")
 		return nil, nil

@@ -14,8 +14,8 @@ import (
 // Claims have a total order, and the name decides only between Services of one age.
 func TestClaimsHaveOneOrder(t *testing.T) {
 	type raw struct{ Kind, Age, UID, Name uint8 }
-	claim := func(r raw) Claim {
-		c := Claim{Kind: Kind(1 + r.Kind%3), UID: types.UID(rune('a' + r.UID%3))}
+	from := func(r raw) claim {
+		c := claim{Kind: Kind(1 + r.Kind%3), UID: types.UID(rune('a' + r.UID%3))}
 		c.Name = changetracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "ns", Name: string(rune('a' + r.Name%3))}}
 		if age := r.Age % 3; age > 0 {
 			c.Created = time.Unix(int64(age), 0).UTC()
@@ -23,13 +23,13 @@ func TestClaimsHaveOneOrder(t *testing.T) {
 		return c
 	}
 	law := func(x, y, z raw) bool {
-		a, b, c := claim(x), claim(y), claim(z)
+		a, b, c := from(x), from(y), from(z)
 		sameAge := a.Kind == b.Kind && a.Created.Equal(b.Created) && a.UID == b.UID
 		renamed := b
 		renamed.Name.Name = "0"
-		return a.Compare(b) == -b.Compare(a) && (a.Compare(b) == 0) == (a == b) &&
-			(a.Compare(b) > 0 || b.Compare(c) > 0 || a.Compare(c) <= 0) &&
-			(sameAge || a.Compare(b) == a.Compare(renamed))
+		return a.compare(b) == -b.compare(a) && (a.compare(b) == 0) == (a == b) &&
+			(a.compare(b) > 0 || b.compare(c) > 0 || a.compare(c) <= 0) &&
+			(sameAge || a.compare(b) == a.compare(renamed))
 	}
 	if err := quick.Check(law, &quick.Config{MaxCount: 5000}); err != nil {
 		t.Error(err)
@@ -37,26 +37,26 @@ func TestClaimsHaveOneOrder(t *testing.T) {
 }
 
 func TestClaimsInTheirOrder(t *testing.T) {
-	at := func(kind Kind, seconds int64, uid types.UID, name string) Claim {
-		c := Claim{Kind: kind, UID: uid, Name: changetracker.ServicePortName{NamespacedName: types.NamespacedName{Name: name}}}
+	at := func(kind Kind, seconds int64, uid types.UID, name string) claim {
+		c := claim{Kind: kind, UID: uid, Name: changetracker.ServicePortName{NamespacedName: types.NamespacedName{Name: name}}}
 		if seconds > 0 {
 			c.Created = time.Unix(seconds, 0)
 		}
 		return c
 	}
-	want := []Claim{
+	want := []claim{
 		at(ClusterIP, 0, "", "z"), at(LoadBalancer, 9, "", "z"), at(ExternalIP, 1, "b", "z"), at(ExternalIP, 2, "a", "z"),
 		at(ExternalIP, 2, "b", "x"), at(ExternalIP, 2, "b", "y"), at(ExternalIP, 0, "a", "a"),
 	}
 	got := slices.Clone(want)
 	slices.Reverse(got)
-	slices.SortFunc(got, Claim.Compare)
+	slices.SortFunc(got, claim.compare)
 	if !slices.Equal(got, want) {
 		t.Errorf("sorted: %v, want %v", got, want)
 	}
 	nodePort := at(NodePort, 5, "m", "m")
 	for _, c := range []struct {
-		vip  Claim
+		vip  claim
 		want bool
 	}{
 		{at(ClusterIP, 9, "m", "z"), false},
@@ -68,7 +68,7 @@ func TestClaimsInTheirOrder(t *testing.T) {
 		{at(ExternalIP, 5, "m", "a"), false},
 		{at(ExternalIP, 5, "m", "m"), false}, // its own
 	} {
-		if got := c.vip.YieldsTo(nodePort); got != c.want {
+		if got := c.vip.yieldsTo(nodePort); got != c.want {
 			t.Errorf("%v yields to a node port: %t, want %t", c.vip, got, c.want)
 		}
 	}

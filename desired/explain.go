@@ -56,21 +56,27 @@ type ExplainedEndpoint struct {
 	Masquerade bool `json:"masquerade"`
 }
 
-// Explainer explains what the data plane does with a packet. It uses the decisions that the
-// data plane is programmed with.
-type Explainer struct {
+// Explain explains what the data plane does with a packet, by the decisions that the data plane is programmed with.
+// nodeAddresses are the addresses of the node's interfaces. traits returns the engine's Traits for a service port, or
+// with nil for addresses without one; a nil traits gives the zero value. Explain costs the service ports that the
+// packet may be for and their endpoints, not the number of Services. The error wraps ErrPacket.
+func (r *Resolved) Explain(packet Packet, nodeAddresses []netip.Addr, traits func(*Service) Traits) (Explanation, error) {
+	x := explainer{Resolver: r.resolver, Globals: r.globals, State: r.state, NodeAddresses: nodeAddresses, Traits: traits}
+	return x.explain(packet)
+}
+
+// explainer has what decides about packets.
+type explainer struct {
 	Resolver Resolver
 	Globals  Globals
 	State    *changetracker.State
-	// NodeAddresses are the addresses of the node's interfaces.
+	// NodeAddresses and Traits are those of Resolved.Explain.
 	NodeAddresses []netip.Addr
-	// Traits returns the engine's Traits for a service port, or with nil for addresses without
-	// one. A nil Traits gives the zero value.
-	Traits func(*Service) Traits
+	Traits        func(*Service) Traits
 }
 
 // traitsOf asks about the frontends of a kind, or with nil about addresses without a Service.
-func (x *Explainer) traitsOf(s *Service, kind Kind) (t Traits) {
+func (x *explainer) traitsOf(s *Service, kind Kind) (t Traits) {
 	if x.Traits == nil {
 		return t
 	}
@@ -83,9 +89,8 @@ func (x *Explainer) traitsOf(s *Service, kind Kind) (t Traits) {
 	return x.Traits(s)
 }
 
-// Explain explains one packet. It costs the service ports that the packet may be for and their
-// endpoints, not the number of Services. The error wraps ErrPacket.
-func (x *Explainer) Explain(packet Packet) (Explanation, error) {
+// explain explains one packet.
+func (x *explainer) explain(packet Packet) (Explanation, error) {
 	if err := packet.Validate(); err != nil {
 		return Explanation{}, err
 	}
@@ -103,7 +108,7 @@ func (x *Explainer) Explain(packet Packet) (Explanation, error) {
 
 // explaining is an Explanation that is not complete yet.
 type explaining struct {
-	*Explainer
+	*explainer
 	Explanation
 
 	resolved       *Resolved
@@ -112,9 +117,9 @@ type explaining struct {
 	atSocket       bool   // a socket at localhost gets the packet
 }
 
-func (x *Explainer) explaining(packet Packet) *explaining {
+func (x *explainer) explaining(packet Packet) *explaining {
 	return &explaining{
-		Explainer: x, Explanation: Explanation{Packet: packet}, resolved: NewResolved(x.State, x.Resolver, x.Globals), traits: x.traitsOf(nil, 0),
+		explainer: x, Explanation: Explanation{Packet: packet}, resolved: NewResolved(x.State, x.Resolver, x.Globals), traits: x.traitsOf(nil, 0),
 	}
 }
 

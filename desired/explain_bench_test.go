@@ -28,7 +28,7 @@ func BenchmarkExplain(b *testing.B) {
 		b.Run(fmt.Sprintf("N=%d/%s", services, what), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, err := x.Explain(packetTo(to)); err != nil {
+				if _, err := x.explain(packetTo(to)); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -9,7 +9,7 @@ import (
 // TestExplainSockets: an engine that translates sockets does it for clients on the node, and Explain says
 // whether, and if not, why.
 func TestExplainSockets(t *testing.T) {
-	x := explainer(t, nil, local(1), remote(2))
+	x := explainerOfWeb(t, nil, local(1), remote(2))
 	x.Globals.PodInterface, x.Globals.PodCIDRs = "", []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
 	own := netip.MustParsePrefix("10.0.1.0/24")
 	x.Resolver.Node.PodCIDRs = []netip.Prefix{own}
@@ -36,7 +36,7 @@ func TestExplainSockets(t *testing.T) {
 		{"declined", pod, FromPod, vip.String(), false, false, true, "by rules, because it is a test"},
 	} {
 		carried = c.carried
-		e, err := x.Explain(Packet{Protocol: TCP, Source: c.from, Origin: c.origin, Destination: netip.MustParseAddrPort(c.to + ":30080")})
+		e, err := x.explain(Packet{Protocol: TCP, Source: c.from, Origin: c.origin, Destination: netip.MustParseAddrPort(c.to + ":30080")})
 		if err != nil {
 			t.Fatal(err)
 		}

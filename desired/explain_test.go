@@ -16,9 +16,9 @@ import (
 
 var nodeIP = netip.MustParseAddr("192.0.2.10")
 
-// explainer has the Services web, with all kinds of frontends, and other, whose node port is
+// explainerOfWeb has the Services web, with all kinds of frontends, and other, whose node port is
 // the port of web.
-func explainer(t *testing.T, change func(*changetracker.ServicePort), endpoints ...changetracker.Endpoint) *Explainer {
+func explainerOfWeb(t *testing.T, change func(*changetracker.ServicePort), endpoints ...changetracker.Endpoint) *explainer {
 	t.Helper()
 	web := changetracker.ServicePort{
 		Name: webName, ClusterIP: clusterIP, Port: 30080, NodePort: 30443,
@@ -32,7 +32,7 @@ func explainer(t *testing.T, change func(*changetracker.ServicePort), endpoints 
 }
 
 // explainerOf has service ports, each of its own Service, that all have the same endpoints.
-func explainerOf(tb testing.TB, ports []changetracker.ServicePort, endpoints ...changetracker.Endpoint) *Explainer {
+func explainerOf(tb testing.TB, ports []changetracker.ServicePort, endpoints ...changetracker.Endpoint) *explainer {
 	tb.Helper()
 	node := changetracker.Node{Name: "here", Zone: "a"}
 	tracker, err := changetracker.New(changetracker.Options{Families: []v1.IPFamily{v1.IPv4Protocol}, Node: node})
@@ -47,7 +47,7 @@ func explainerOf(tb testing.TB, ports []changetracker.ServicePort, endpoints ...
 			tb.Fatal(err)
 		}
 	}
-	x := &Explainer{
+	x := &explainer{
 		Resolver:      Resolver{Node: node, DetectsPods: true},
 		NodeAddresses: []netip.Addr{nodeIP},
 		Globals: Globals{
@@ -56,8 +56,8 @@ func explainerOf(tb testing.TB, ports []changetracker.ServicePort, endpoints ...
 			PodInterface:      "veth*",
 		},
 	}
-	if err := tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-		x.State = step.After
+	if err := tracker.Apply(v1.IPv4Protocol, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
+		x.State = delta.After
 		return nil, nil
 	}); err != nil {
 		tb.Fatal(err)
@@ -73,7 +73,7 @@ func packetTo(text string) Packet {
 
 // Resolve and Explain decide for the Resolver's Node, whatever the tracker's node is.
 func TestResolveAndExplainForAnyNode(t *testing.T) {
-	x := explainer(t, func(p *changetracker.ServicePort) { p.InternalPolicyLocal = true }, inZone(local(1), "a"), inZone(remote(2), "b"), inZone(remote(3), "a"))
+	x := explainerOfWeb(t, func(p *changetracker.ServicePort) { p.InternalPolicyLocal = true }, inZone(local(1), "a"), inZone(remote(2), "b"), inZone(remote(3), "a"))
 	for _, c := range []struct {
 		node changetracker.Node
 		want string
@@ -86,7 +86,7 @@ func TestResolveAndExplainForAnyNode(t *testing.T) {
 	} {
 		x.Resolver.Node = c.node
 		s, _ := x.Resolver.Resolve(x.State, webName)
-		e, err := x.Explain(packetTo(clusterIP.String() + ":30080"))
+		e, err := x.explain(packetTo(clusterIP.String() + ":30080"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -190,7 +190,7 @@ func TestWhatIsExplained(t *testing.T) {
 		},
 	} {
 		t.Run(rule, func(t *testing.T) {
-			got, err := explainer(t, c.change, c.endpoints...).Explain(c.packet)
+			got, err := explainerOfWeb(t, c.change, c.endpoints...).explain(c.packet)
 			if err != nil {
 				t.Fatalf("Explain = %v, want nil", err)
 			}
@@ -236,7 +236,7 @@ func TestTraitsDecideThePolicy(t *testing.T) {
 
 // Direct return keeps the source, unless the packet goes to a node port or an endpoint reaches itself.
 func TestDirectReturnKeepsTheSource(t *testing.T) {
-	x := explainer(t, nil, local(1))
+	x := explainerOfWeb(t, nil, local(1))
 	x.Traits = func(*Service) Traits { return Traits{DirectReturn: true} }
 	itself := packetTo(clusterIP.String() + ":30080")
 	itself.Source, itself.Origin = local(1).Addr.Addr(), FromPod
@@ -248,7 +248,7 @@ func TestDirectReturnKeepsTheSource(t *testing.T) {
 		"itself":      {itself, false},
 		"node port":   {packetTo("192.0.2.10:30443"), true},
 	} {
-		e, err := x.Explain(c.packet)
+		e, err := x.explain(c.packet)
 		if err != nil || e.Verdict != VerdictForward || e.Masquerade != c.masqed || e.Endpoints[0].Masquerade != c.masqed {
 			t.Errorf("%s: %v, masquerade %v, %v (%q), want %v", text, e.Verdict, e.Masquerade, err, e.Reasons, c.masqed)
 		}
@@ -261,7 +261,7 @@ func from(p Packet, origin Origin, link string) Packet {
 }
 
 func TestPacketsThatCannotBeExplained(t *testing.T) {
-	x := explainer(t, nil)
+	x := explainerOfWeb(t, nil)
 	good := packetTo("10.96.0.10:80")
 	for fault, change := range map[string]func(*Packet){
 		"protocol":    func(p *Packet) { p.Protocol = 1 },
@@ -272,14 +272,14 @@ func TestPacketsThatCannotBeExplained(t *testing.T) {
 	} {
 		bad := good
 		change(&bad)
-		if _, err := x.Explain(bad); !errors.Is(err, ErrPacket) || !strings.Contains(err.Error(), fault) {
+		if _, err := x.explain(bad); !errors.Is(err, ErrPacket) || !strings.Contains(err.Error(), fault) {
 			t.Errorf("Explain(%+v) = %v, want %v that names the %s", bad, err, ErrPacket, fault)
 		}
 	}
 }
 
 func TestExplanationsAreReadAsJSON(t *testing.T) {
-	got, err := explainer(t, nil, local(1)).Explain(packetTo("203.0.113.1:30080"))
+	got, err := explainerOfWeb(t, nil, local(1)).explain(packetTo("203.0.113.1:30080"))
 	if err != nil {
 		t.Fatal(err)
 	}

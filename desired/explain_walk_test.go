@@ -17,7 +17,7 @@ import (
 )
 
 // byWalk is Explain without lookups: it iterates over all Services.
-func (x *Explainer) byWalk(packet Packet) Explanation {
+func (x *explainer) byWalk(packet Packet) Explanation {
 	e := x.explaining(packet)
 	if service, frontend := e.walkChoice(); service != nil {
 		e.served(service, frontend)
@@ -43,11 +43,11 @@ type candidate struct {
 	frontend *Frontend
 }
 
-func (c candidate) claim() Claim { return claimOf(c.service.Port, c.frontend.Kind) }
+func (c candidate) claim() claim { return claimOf(c.service.Port, c.frontend.Kind) }
 
 // beat replaces c by the frontend f of s if that has the better claim.
 func (c *candidate) beat(s *Service, f *Frontend) {
-	if c.service == nil || claimOf(s.Port, f.Kind).Compare(c.claim()) < 0 {
+	if c.service == nil || claimOf(s.Port, f.Kind).compare(c.claim()) < 0 {
 		*c = candidate{s, f}
 	}
 }
@@ -71,7 +71,7 @@ func (e *explaining) walkChoice() (*Service, *Frontend) {
 		return nil, nil
 	case vip.service == nil:
 		return nodePort.service, nodePort.frontend
-	case nodePort.service != nil && atNode && vip.claim().YieldsTo(nodePort.claim()):
+	case nodePort.service != nil && atNode && vip.claim().yieldsTo(nodePort.claim()):
 		e.because("%v is also a VIP of %v, but the Service that has the node port is older", e.Packet.Destination, vip.service.Name)
 		return nodePort.service, nodePort.frontend
 	}
@@ -119,7 +119,7 @@ func TestExplainFindsWhatAWalkFinds(t *testing.T) {
 		x := randomExplainer(t, r)
 		for range 40 {
 			packet := randomPacket(r)
-			got, err := x.Explain(packet)
+			got, err := x.explain(packet)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -161,7 +161,7 @@ func randomVIP(r *rand.Rand) netip.Addr { return oneOf(r, nodeIP, vip, externalI
 
 func randomPort(r *rand.Rand) uint16 { return oneOf[uint16](r, 80, 81, 30080, 30081) }
 
-func randomExplainer(t *testing.T, r *rand.Rand) *Explainer {
+func randomExplainer(t *testing.T, r *rand.Rand) *explainer {
 	var ports []changetracker.ServicePort
 	for i := range 1 + r.IntN(8) {
 		name := changetracker.ServicePortName{

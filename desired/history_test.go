@@ -153,8 +153,8 @@ func replay(t *testing.T, history []byte, seen map[string]int) {
 	}
 	for _, family := range families() {
 		w.sync(family)
-		_ = scratch.Apply(family, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-			w.checkResolved("from scratch", desired.NewResolved(step.After, w.resolver(), w.globals()), oracle.Decide(&w.Cluster, family))
+		_ = scratch.Apply(family, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
+			w.checkResolved("from scratch", desired.NewResolved(delta.After, w.resolver(), w.globals()), oracle.Decide(&w.Cluster, family))
 			return nil, nil
 		})
 	}
@@ -317,8 +317,8 @@ func (w *world) sync(family v1.IPFamily) {
 			p.updater.Retry(name)
 		}
 	}
-	_ = w.tracker.Apply(family, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-		u := p.updater.Next(step, w.resolver(), w.globals(), p.unsure || w.below(8) == 1)
+	_ = w.tracker.Apply(family, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
+		u := p.updater.Next(delta, w.resolver(), w.globals(), p.unsure || w.below(8) == 1)
 		w.checkResolved("acknowledged", u.Was, p.programmed)
 		want := oracle.Decide(&w.Cluster, family)
 		w.checkResolved("wanted", u.Now, want)

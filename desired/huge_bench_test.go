@@ -45,8 +45,8 @@ func flippingHuge(tb testing.TB, size int) (flip func()) {
 	}
 	u := NewUpdater()
 	apply := func() {
-		if err := tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-			update := u.Next(step, Resolver{Node: node}, Globals{}, false)
+		if err := tracker.Apply(v1.IPv4Protocol, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
+			update := u.Next(delta, Resolver{Node: node}, Globals{}, false)
 			if len(update.Changes) != 1 {
 				tb.Fatalf("%d changes, want 1", len(update.Changes))
 			}

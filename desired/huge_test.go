@@ -59,10 +59,10 @@ func TestOneWalkDecidesAsSelect(t *testing.T) {
 		if _, err := tracker.Endpoints.Set(webName, endpoints...); err != nil {
 			t.Fatal(err)
 		}
-		err = tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
+		err = tracker.Apply(v1.IPv4Protocol, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
 			walk, select_ := Resolver{Node: node}, Resolver{Node: node, EditSelection: naive}
-			got, _ := walk.Resolve(step.After, webName)
-			want, _ := select_.Resolve(step.After, webName)
+			got, _ := walk.Resolve(delta.After, webName)
+			want, _ := select_.Resolve(delta.After, webName)
 			if !sameService(got, want) {
 				t.Errorf("seed %d:\n%+v\nwant\n%+v", seed, got, want)
 			}
@@ -161,7 +161,7 @@ func TestAHugeServiceIsResolvedAsFromScratch(t *testing.T) {
 				t.Fatal(err)
 			}
 			most = max(most, len(h.endpoints))
-			err := h.tracker.Apply(v1.IPv4Protocol, func(s changetracker.Step) ([]changetracker.ServicePortName, error) {
+			err := h.tracker.Apply(v1.IPv4Protocol, func(s changetracker.Delta) ([]changetracker.ServicePortName, error) {
 				resolver := Resolver{Node: h.node}
 				_, goesOn := u.known[webName]
 				update := u.Next(s, resolver, Globals{}, h.IntN(20) == 0)

@@ -71,8 +71,8 @@ func resolve(t *testing.T, r Resolver, port changetracker.ServicePort, endpoints
 	}
 	var s *Service
 	ok := false
-	err = tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-		state := step.After
+	err = tracker.Apply(v1.IPv4Protocol, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
+		state := delta.After
 		s, ok = r.Resolve(state, webName)
 		return nil, nil
 	})
@@ -386,8 +386,8 @@ func ExampleResolver() {
 		fmt.Println(err)
 		return
 	}
-	err = tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-		state := step.After
+	err = tracker.Apply(v1.IPv4Protocol, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
+		state := delta.After
 		s, _ := (&Resolver{DetectsPods: true}).Resolve(state, name)
 		for _, f := range s.Frontends {
 			fmt.Println(f.Kind, s.Key(&f), f.Action, f.Masquerade)

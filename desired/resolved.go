@@ -15,8 +15,14 @@ import (
 )
 
 // Resolved is a State on one node, in which each service port has the frontends that it gets:
-// if several claim one, Claim decides. Nothing is computed in advance: a lookup costs what it
+// if several claim one, the first claim gets it. Nothing is computed in advance: a lookup costs what it
 // is about, not the size of the State.
+//
+// The Kind of the frontend comes first: the API server allocates ClusterIPs and only controllers write the status of
+// load balancers, but every user can write an external IP. Then the older Service comes first, and one of unknown age
+// last. Then the UID and the name decide, so nobody can take a VIP that is in use by choosing a name. Of a VIP that
+// is an address of the node, and accepts node ports, and a node port of the same number, the older Service wins, but
+// a ClusterIP always does.
 //
 // It never changes, so several goroutines may use it at once. It keeps its State in memory. A
 // nil Resolved has no service ports.
@@ -64,24 +70,24 @@ func (k *keptPort) sourceOf(change *Change, now *changetracker.State) *changetra
 // claims are compared for each of them.
 type firstClaims struct {
 	mu     sync.Mutex // guards claims
-	claims map[Key]Claim
+	claims map[Key]claim
 }
 
 // manyClaims is how many claims a Key must have for its first claim to be cached.
 const manyClaims = 8
 
-func (c *firstClaims) get(key Key) (first Claim, ok bool) {
+func (c *firstClaims) get(key Key) (first claim, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	first, ok = c.claims[key]
 	return first, ok
 }
 
-func (c *firstClaims) put(key Key, first Claim) {
+func (c *firstClaims) put(key Key, first claim) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.claims == nil {
-		c.claims = map[Key]Claim{}
+		c.claims = map[Key]claim{}
 	}
 	c.claims[key] = first
 }
@@ -230,11 +236,11 @@ func (r *Resolved) Owner(key Key) (name changetracker.ServicePortName, ok bool) 
 	if name, ok = r.kept.holders[key]; ok {
 		return name, true
 	}
-	claim, ok := r.winner(key)
-	if _, kept := r.kept.services[claim.Name]; kept {
+	owner, ok := r.winner(key)
+	if _, kept := r.kept.services[owner.Name]; kept {
 		return name, false
 	}
-	return claim.Name, ok
+	return owner.Name, ok
 }
 
 // port returns a service port as it counts in claims; nil if there is none.
@@ -254,7 +260,7 @@ func (r *Resolved) has(key Key) bool {
 }
 
 // first returns the first claim to a Key.
-func (r *Resolved) first(key Key) (first Claim, ok bool) {
+func (r *Resolved) first(key Key) (first claim, ok bool) {
 	if first, ok = r.firstClaims.get(key); ok {
 		return first, true
 	}
@@ -263,8 +269,8 @@ func (r *Resolved) first(key Key) (first Claim, ok bool) {
 		claiming++
 		port := r.port(name)
 		kind, asks := r.resolver.kindOf(port, key.VIP)
-		if claim := claimOf(port, kind); asks && (!ok || claim.Compare(first) < 0) {
-			first, ok = claim, true
+		if c := claimOf(port, kind); asks && (!ok || c.compare(first) < 0) {
+			first, ok = c, true
 		}
 	}
 	if ok && claiming > manyClaims {
@@ -282,10 +288,10 @@ func (r *Resolved) claimants(key Key) iter.Seq[changetracker.ServicePortName] {
 }
 
 // winner returns the claim that gets what clients send to a Key.
-func (r *Resolved) winner(key Key) (winner Claim, ok bool) {
+func (r *Resolved) winner(key Key) (winner claim, ok bool) {
 	winner, ok = r.first(key)
 	if ok && slices.Contains(r.nodeAddrs, key.VIP) {
-		if there, asks := r.first(Key{Protocol: key.Protocol, Port: key.Port}); asks && winner.YieldsTo(there) {
+		if there, asks := r.first(Key{Protocol: key.Protocol, Port: key.Port}); asks && winner.yieldsTo(there) {
 			return there, true
 		}
 	}

@@ -37,8 +37,8 @@ func stateOf(tb testing.TB, port changetracker.ServicePort, endpoints []changetr
 	}
 	var state *changetracker.State
 	if err == nil {
-		err = tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-			state = step.After
+		err = tracker.Apply(v1.IPv4Protocol, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
+			state = delta.After
 			return nil, nil
 		})
 	}

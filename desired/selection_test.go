@@ -45,8 +45,8 @@ func ExampleResolver_editSelection() {
 		fmt.Println(err)
 		return
 	}
-	err = tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-		s, _ := resolver.Resolve(step.After, webName)
+	err = tracker.Apply(v1.IPv4Protocol, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
+		s, _ := resolver.Resolve(delta.After, webName)
 		fmt.Println(s.Cluster)
 		return nil, nil
 	})
@@ -107,7 +107,7 @@ func TestEditSelection(t *testing.T) {
 
 // The hook receives the view of the node, and the selection after policies and topology.
 func TestEditSelectionSeesTheView(t *testing.T) {
-	x := explainer(t, nil, inZone(local(1), "a"), inZone(remote(2), "b"))
+	x := explainerOfWeb(t, nil, inZone(local(1), "a"), inZone(remote(2), "b"))
 	for zone, want := range map[string]string{"a": "there a 1", "b": "there b 2", "": "there  1,2"} {
 		x.Resolver.Node = changetracker.Node{Name: "there", Zone: zone}
 		var got string
@@ -132,11 +132,11 @@ func TestExplainAgreesWithEditSelection(t *testing.T) {
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 3))
 		pool := []changetracker.Endpoint{local(1), remote(2), terminating(remote(3)), notReady(local(4)), local(5), remote(6)}
-		x := explainer(t, func(p *changetracker.ServicePort) { p.InternalPolicyLocal = r.IntN(2) == 0 }, someOf(r, pool...)...)
+		x := explainerOfWeb(t, func(p *changetracker.ServicePort) { p.InternalPolicyLocal = r.IntN(2) == 0 }, someOf(r, pool...)...)
 		cluster, isAny := someOf(r, pool...), r.IntN(2) == 0
 		x.Resolver.EditSelection = oneOf(r, nil, localRedirect, own(cluster, someOf(r, pool...), isAny))
 		s, _ := x.Resolver.Resolve(x.State, webName)
-		e, err := x.Explain(packetTo(clusterIP.String() + ":30080"))
+		e, err := x.explain(packetTo(clusterIP.String() + ":30080"))
 		if err != nil {
 			t.Fatal(err)
 		}

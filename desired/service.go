@@ -51,7 +51,7 @@ type Service struct {
 	// addresses of the node (CVE-2020-8554).
 	Refused []netip.Addr
 	// Lost are the Keys that another service port gets, so that this one has no frontend there;
-	// see Claim. For a node port they may be addresses at which it does not count.
+	// see Resolved. For a node port they may be addresses at which it does not count.
 	Lost []Key
 	// Port is the service port that was resolved.
 	Port *changetracker.ServicePort
@@ -263,8 +263,7 @@ func (p Protocol) String() string {
 // Kind is the source of a frontend in the Service.
 type Kind uint8
 
-// The kinds, in the order in which they win if two Services claim one Key; see
-// Claim.Compare.
+// The kinds, in the order in which they win if two Services claim one Key: see Resolved.
 const (
 	ClusterIP Kind = iota + 1
 	LoadBalancer

@@ -14,8 +14,8 @@ import (
 // manyEndpoints is how many a service port must have to be resolved from its previous version.
 const manyEndpoints = 64
 
-// Updater makes Updates from the Steps of a Tracker, for one engine and IP family. Call Next
-// with each Step, and then Done, unless nothing of the Update counts as programmed: the next
+// Updater makes Updates from the Deltas of a Tracker, for one engine and IP family. Call Next
+// with each Delta, and then Done, unless nothing of the Update counts as programmed: the next
 // Update must be full then. Proxier has one for each engine. It is for one goroutine.
 //
 // A service port that failed stays as the engine has it until an Update has it once more: because it
@@ -55,21 +55,21 @@ func NewUpdater(important ...types.NamespacedName) *Updater {
 	return u
 }
 
-// Next returns the Update for a Step, with the service ports that Retry named. It is full if full
-// is set or the Step's Delta is. Only in a full Update may the Resolver and the Globals differ
+// Next returns the Update for a Delta, with the service ports that Retry named. It is full if full
+// is set or the Delta is. Only in a full Update may the Resolver and the Globals differ
 // from the previous ones, except for Globals.ServiceCIDRs.
-func (u *Updater) Next(step changetracker.Step, resolver Resolver, globals Globals, full bool) Update {
+func (u *Updater) Next(delta changetracker.Delta, resolver Resolver, globals Globals, full bool) Update {
 	if u.programmed == nil {
-		u.programmed = NewResolved(step.Before, resolver, globals)
+		u.programmed = NewResolved(delta.Before, resolver, globals)
 	}
 	was := *u.programmed
-	was.state, was.kept, was.known, u.next = step.Before, u.kept, u.known, nil
+	was.state, was.kept, was.known, u.next = delta.Before, u.kept, u.known, nil
 	next := Update{
-		Family: step.After.Family(), Full: full || step.Delta.Full, Globals: globals,
-		Was: &was, Now: NewResolved(step.After, resolver, globals),
+		Family: delta.After.Family(), Full: full || delta.Full, Globals: globals,
+		Was: &was, Now: NewResolved(delta.After, resolver, globals),
 	}
-	c := changed{Updater: u, Update: &next, seen: make(map[changetracker.ServicePortName]bool, len(step.Delta.Changes)+len(u.retry))}
-	c.collect(&step.Delta)
+	c := changed{Updater: u, Update: &next, seen: make(map[changetracker.ServicePortName]bool, len(delta.Changes)+len(u.retry))}
+	c.collect(&delta)
 	next.Gone = c.gone()
 	if next.Full {
 		next.Changes = c.everything()

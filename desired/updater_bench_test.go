@@ -29,8 +29,8 @@ func BenchmarkUpdater(b *testing.B) {
 	}
 	u := NewUpdater()
 	apply := func(full bool) {
-		_ = tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-			if update := u.Next(step, Resolver{DetectsPods: true}, Globals{}, full); len(update.Changes) == 0 {
+		_ = tracker.Apply(v1.IPv4Protocol, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
+			if update := u.Next(delta, Resolver{DetectsPods: true}, Globals{}, full); len(update.Changes) == 0 {
 				b.Error("nothing has changed")
 			}
 			u.Done(nil)

@@ -30,9 +30,9 @@ func TestOneThatGivesUpAFrontendComesFirst(t *testing.T) {
 	}
 	want := func(when, names string) {
 		t.Helper()
-		_ = tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
+		_ = tracker.Apply(v1.IPv4Protocol, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
 			got := ""
-			for _, c := range updater.Next(step, Resolver{}, Globals{}, false).Changes {
+			for _, c := range updater.Next(delta, Resolver{}, Globals{}, false).Changes {
 				got += c.Name.Name
 			}
 			if got != names {

@@ -62,8 +62,8 @@ func TestServiceOfAServiceImport(t *testing.T) {
 		service, fault := serviceOf(object)
 		tracker.Services.Update(nil, service)
 		for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
-			_ = tracker.Apply(family, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-				for name, p := range step.After.All() {
+			_ = tracker.Apply(family, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
+				for name, p := range delta.After.All() {
 					if name.NamespacedName.String() != "test/web.clusterset" || p.UID != "u-web" || p.CreationTimestamp.Year() != 2026 || !p.InternalPolicyLocal {
 						t.Errorf("service port %v: %+v, want the ServiceImport's name, UID, age and policy", name, p)
 					}

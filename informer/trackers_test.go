@@ -48,8 +48,8 @@ func TestTrackersAlone(t *testing.T) {
 	holds := func(servicePorts, endpoints int) {
 		t.Helper()
 		poll.Until(t, "the tracker follows", func() (ok bool) {
-			err := tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-				ok = step.After.Len() == servicePorts && len(step.After.Endpoints(name)) == endpoints && step.After.Node().Zone == "a"
+			err := tracker.Apply(v1.IPv4Protocol, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
+				ok = delta.After.Len() == servicePorts && len(delta.After.Endpoints(name)) == endpoints && delta.After.Node().Zone == "a"
 				return nil, nil
 			})
 			return err == nil && ok

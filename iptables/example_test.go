@@ -28,8 +28,8 @@ func ExampleNewEngine() {
 		proxiertest.ClusterIPs("10.96.0.10"), proxiertest.Port("http", v1.ProtocolTCP, 80)))
 	tracker.Endpoints.EndpointSliceUpdate(proxiertest.Slice("shop", "web", discovery.AddressTypeIPv4,
 		proxiertest.SlicePort("http", v1.ProtocolTCP, 8080), proxiertest.Endpoint("10.244.1.5")), false)
-	err := tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-		state := step.After
+	err := tracker.Apply(v1.IPv4Protocol, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
+		state := delta.After
 		update := desired.Update{Family: v1.IPv4Protocol, Full: true}
 		for name := range state.All() {
 			service, _ := new(desired.Resolver).Resolve(state, name)

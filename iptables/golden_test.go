@@ -220,8 +220,8 @@ func (c *goldenCase) rules(t *testing.T) string {
 		t.Fatalf("set endpoints: %v", err)
 	}
 	u := &desired.Update{Family: c.family, Full: true, Globals: c.globals}
-	err = tracker.Apply(c.family, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-		state := step.After
+	err = tracker.Apply(c.family, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
+		state := delta.After
 		s, ok := c.resolver.Resolve(state, name)
 		if !ok {
 			t.Fatal("the service is not resolved")

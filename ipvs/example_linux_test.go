@@ -40,8 +40,8 @@ func ExampleConfig_tune() {
 	tracker.Services.Update(nil, web)
 	tracker.Endpoints.EndpointSliceUpdate(proxiertest.Slice("shop", "web", discovery.AddressTypeIPv4,
 		proxiertest.SlicePort("http", v1.ProtocolTCP, 8080), proxiertest.Endpoint("10.244.1.5"), proxiertest.Endpoint("10.244.2.7")), false)
-	err := tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-		state := step.After
+	err := tracker.Apply(v1.IPv4Protocol, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
+		state := delta.After
 		update := desired.Update{Family: v1.IPv4Protocol, Full: true}
 		for name := range state.All() {
 			service, _ := new(desired.Resolver).Resolve(state, name)

@@ -57,9 +57,9 @@ func TestTheSchedulerIsExplained(t *testing.T) {
 				t.Fatal(err, setErr)
 			}
 			var got desired.Explanation
-			_ = tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-				x := desired.Explainer{State: step.After, Traits: e.Traits}
-				got, err = x.Explain(desired.Packet{Protocol: desired.TCP, Source: netip.MustParseAddr("192.0.2.1"), Destination: vip, Origin: desired.FromOutside})
+			_ = tracker.Apply(v1.IPv4Protocol, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
+				packet := desired.Packet{Protocol: desired.TCP, Source: netip.MustParseAddr("192.0.2.1"), Destination: vip, Origin: desired.FromOutside}
+				got, err = desired.NewResolved(delta.After, desired.Resolver{}, desired.Globals{}).Explain(packet, nil, e.Traits)
 				return nil, nil
 			})
 			if err != nil || got.Scheduler != c.want.Name || got.Balancing != c.want.Balancing || !strings.Contains(strings.Join(got.Reasons, "; "), c.reason) {

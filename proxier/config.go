@@ -36,7 +36,7 @@ type Config struct {
 	// DenyNodeExternalIPs refuses external IPs in Node.Addresses too, as OnNodeChange
 	// reports them. By default they are allowed, as with kube-proxy: in clusters without
 	// load balancers, external IPs are commonly addresses of nodes. To refuse addresses of
-	// other nodes, use Tracker.ExternalIPs.Denied.
+	// other nodes, use Tracker.DeniedExternalIPs.
 	DenyNodeExternalIPs bool
 	// ReservedExternalIPs are addresses and TCP ports that no external IP gets: those of the API server, so
 	// that a Service does not lead this process away from it.

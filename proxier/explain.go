@@ -68,8 +68,7 @@ func (p *Proxier) Explain(ctx context.Context, packet desired.Packet) (desired.E
 	if err != nil {
 		return desired.Explanation{}, fmt.Errorf("explain: %w", err)
 	}
-	x := desired.Explainer{Resolver: now.resolver, Globals: now.globals, State: now.state, NodeAddresses: addrs, Traits: now.traits}
-	e, err := x.Explain(packet)
+	e, err := now.resolved.Explain(packet, addrs, now.traits)
 	if err != nil || e.Service == nil {
 		return e, err
 	}

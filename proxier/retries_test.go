@@ -373,10 +373,10 @@ func TestOthersDoNotConsumeChanges(t *testing.T) {
 		f.synced()
 		pass(time.Second)
 		own := f.Tracker()
-		consume := func(changetracker.Step) ([]changetracker.ServicePortName, error) { return nil, nil }
+		consume := func(changetracker.Delta) ([]changetracker.ServicePortName, error) { return nil, nil }
 		own.Services.Update(nil, service("a", "10.0.0.1"))
 		source := own.Source("west")
-		for _, apply := range []func(v1.IPFamily, func(changetracker.Step) ([]changetracker.ServicePortName, error)) error{
+		for _, apply := range []func(v1.IPFamily, func(changetracker.Delta) ([]changetracker.ServicePortName, error)) error{
 			own.Apply, own.Services.Apply, own.Endpoints.Apply, source.Services.Apply, source.Endpoints.Apply,
 		} {
 			if err := apply(v1.IPv4Protocol, consume); !errors.Is(err, changetracker.ErrLent) {

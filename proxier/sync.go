@@ -104,11 +104,11 @@ func (f *family) sync(ctx context.Context, s *syncOrder) *outcome {
 		o.Err = ErrContested
 	default:
 		o.watch.last = o.Started
-		_ = f.tracker.Apply(f.name, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
+		_ = f.tracker.Apply(f.name, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
 			o.watch.lap(StageTracker)
-			f.prepare(step.After.Node(), s.serviceCIDRs)
+			f.prepare(delta.After.Node(), s.serviceCIDRs)
 			f.takeDue(o.Started, s.awaited)
-			f.apply(ctx, step, o, repair.due)
+			f.apply(ctx, delta, o, repair.due)
 			return nil, o.Err // those that failed have records
 		})
 	}
@@ -140,14 +140,14 @@ func (f *family) prepare(node changetracker.Node, serviceCIDRs []netip.Prefix) {
 }
 
 // apply brings the engine to the State, and fills in the outcome.
-func (f *family) apply(ctx context.Context, step changetracker.Step, o *outcome, repair bool) {
-	o.state, o.Repair, o.Changes, o.ServicePorts = step.After, repair, len(step.Delta.Changes), step.After.Len()
-	o.Full = step.Delta.Full || f.full || repair || o.Started.Sub(f.lastFull) >= f.config.FullSyncPeriod
+func (f *family) apply(ctx context.Context, delta changetracker.Delta, o *outcome, repair bool) {
+	o.state, o.Repair, o.Changes, o.ServicePorts = delta.After, repair, len(delta.Changes), delta.After.Len()
+	o.Full = delta.Full || f.full || repair || o.Started.Sub(f.lastFull) >= f.config.FullSyncPeriod
 	f.full = true // unless this succeeds
 	if repair {
 		f.flows.recheckEverything()
 	}
-	update := f.updater.Next(step, f.resolver, f.globals, o.Full)
+	update := f.updater.Next(delta, f.resolver, f.globals, o.Full)
 	o.watch.lap(StageResolve)
 	f.announcements.withdrawRemoved(ctx, &update)
 	result, err := f.engine.Apply(ctx, update)
@@ -168,7 +168,7 @@ func (f *family) apply(ctx context.Context, step changetracker.Step, o *outcome,
 	o.errs, failed = failures(result.Failed)
 	o.limits, _ = failures(result.Limited)
 	o.outcomes = f.updater.Done(failed)
-	f.follow(ctx, step, o, &update, &result)
+	f.follow(ctx, delta, o, &update, &result)
 }
 
 // takeDue adds the service ports to the next Update that are to be tried again.
@@ -181,8 +181,8 @@ func (f *family) takeDue(now time.Time, all bool) {
 }
 
 // follow tells everybody what became of service ports.
-func (f *family) follow(ctx context.Context, step changetracker.Step, o *outcome, update *desired.Update, result *Result) {
-	f.recordPorts(o, step.Delta.Changes)
+func (f *family) follow(ctx context.Context, delta changetracker.Delta, o *outcome, update *desired.Update, result *Result) {
+	f.recordPorts(o, delta.Changes)
 	f.flows.update(o.outcomes, update, result)
 	f.ending.update(o.outcomes, update, result)
 	f.followTraffic(o.outcomes, result)
@@ -203,7 +203,7 @@ func (f *family) follow(ctx context.Context, step changetracker.Step, o *outcome
 		o.watch.lap(StageConntrack)
 	}
 	o.late = errors.Join(announced, cleaned)
-	health := healthUpdate(o.state, step.Delta, o.Full)
+	health := healthUpdate(o.state, delta, o.Full)
 	if f.config.servesLoadBalancers() && (len(health.Ports) > 0 || health.Full) {
 		o.watch.last = time.Now()
 		health.NodePortAddresses = f.globals.NodePortAddresses

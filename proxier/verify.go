@@ -180,8 +180,8 @@ func compareDifferences(a, b Difference) int {
 
 // update returns the full Update that programs this from scratch.
 func (p *programmed) update() desired.Update {
-	step := changetracker.Step{Before: p.state, After: p.state, Delta: changetracker.Delta{Full: true}}
-	return desired.NewUpdater().Next(step, p.resolver, p.globals, true)
+	delta := changetracker.Delta{Before: p.state, After: p.state, Full: true}
+	return desired.NewUpdater().Next(delta, p.resolver, p.globals, true)
 }
 
 // exclusive is a mutex that can be waited for with a context. Who waits gets it in turn.

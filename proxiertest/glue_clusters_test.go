@@ -38,7 +38,7 @@ func (c *clusterSet) listed(cluster string) {
 
 // left deletes the objects of a cluster.
 func (c *clusterSet) left(cluster string) {
-	if _, err := c.proxy.Tracker().Source(cluster).Replace(changetracker.Snapshot{}); err != nil {
+	if _, err := c.proxy.Tracker().Source(cluster).Replace(nil, nil); err != nil {
 		panic(err) // an empty snapshot is valid
 	}
 	c.proxy.Trigger()

@@ -89,17 +89,17 @@ type oldMaps struct {
 // Update is the Update of both maps, followed by the sync: it calls sync with the names of the Services that have changed, and
 // what sync cannot program comes again in the next Update, which kube-proxy's maps would forget.
 func (m *oldMaps) Update(tracker *changetracker.Tracker, family v1.IPFamily, sync func(updated sets.Set[types.NamespacedName]) (failed []changetracker.ServicePortName, err error)) error {
-	return tracker.Apply(family, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
+	return tracker.Apply(family, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
 		updated := sets.New[types.NamespacedName]()
-		if step.Delta.Full {
+		if delta.Full {
 			m.services, m.endpoints = map[changetracker.ServicePortName]oldServicePort{}, map[changetracker.ServicePortName][]oldEndpoint{}
-			for name, port := range step.After.All() {
-				m.set(step.After, name, port)
+			for name, port := range delta.After.All() {
+				m.set(delta.After, name, port)
 				updated.Insert(name.NamespacedName)
 			}
 		}
-		for _, c := range step.Delta.Changes {
-			m.set(step.After, c.Name, c.After)
+		for _, c := range delta.Changes {
+			m.set(delta.After, c.Name, c.After)
 			updated.Insert(c.Name.NamespacedName)
 		}
 		return sync(updated)

@@ -59,22 +59,22 @@ func (m *bpfMaps) run(ctx context.Context) {
 	}
 }
 
-func (m *bpfMaps) apply(step changetracker.Step) (failed []changetracker.ServicePortName, err error) {
-	m.resolver.Node = step.After.Node()
+func (m *bpfMaps) apply(delta changetracker.Delta) (failed []changetracker.ServicePortName, err error) {
+	m.resolver.Node = delta.After.Node()
 	var names []changetracker.ServicePortName
-	for _, change := range step.Delta.Changes {
+	for _, change := range delta.Changes {
 		names = append(names, change.Name)
 	}
-	if step.Delta.Full { // write everything
+	if delta.Full { // write everything
 		m.fulls++
 		names = slices.Concat(slices.Collect(maps.Keys(m.ids)), names)
-		for name := range step.After.All() {
+		for name := range delta.After.All() {
 			names = append(names, name)
 		}
 	}
 	slices.SortFunc(names, changetracker.ServicePortName.Compare)
 	for _, name := range slices.Compact(names) {
-		s, ok := m.resolver.Resolve(step.After, name)
+		s, ok := m.resolver.Resolve(delta.After, name)
 		switch {
 		case !ok:
 			m.forget(name)

@@ -66,15 +66,15 @@ func redirect(_ changetracker.View, p *changetracker.ServicePort, s changetracke
 	return s
 }
 
-func (s *switches) apply(step changetracker.Step) (failed []changetracker.ServicePortName, err error) {
-	s.state = step.After
+func (s *switches) apply(delta changetracker.Delta) (failed []changetracker.ServicePortName, err error) {
+	s.state = delta.After
 	for name := range s.nodes {
-		if step.Delta.Full {
+		if delta.Full {
 			s.fulls++
 			s.rewrite(name)
 			continue
 		}
-		for _, c := range step.Delta.Changes {
+		for _, c := range delta.Changes {
 			s.write(name, c.Name)
 		}
 	}

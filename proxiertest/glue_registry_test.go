@@ -39,9 +39,9 @@ type subscriber struct {
 }
 
 func (s *subscriber) receive(r response) {
-	snapshot, err := snapshotOf(r)
+	ports, endpoints, err := contentOf(r)
 	if err == nil {
-		_, err = s.proxy.Tracker().Source("").Replace(snapshot)
+		_, err = s.proxy.Tracker().Source("").Replace(ports, endpoints)
 	}
 	if err != nil {
 		s.nacks = append(s.nacks, fmt.Sprintf("version %s: %v", r.version, err))
@@ -51,8 +51,8 @@ func (s *subscriber) receive(r response) {
 	s.proxy.Trigger()
 }
 
-func snapshotOf(r response) (changetracker.Snapshot, error) {
-	s := changetracker.Snapshot{Endpoints: map[changetracker.ServicePortName][]changetracker.Endpoint{}}
+func contentOf(r response) (ports []changetracker.ServicePort, endpoints map[changetracker.ServicePortName][]changetracker.Endpoint, err error) {
+	endpoints = map[changetracker.ServicePortName][]changetracker.Endpoint{}
 	for _, svc := range r.services {
 		name := changetracker.ServicePortName{
 			NamespacedName: types.NamespacedName{Namespace: "registry", Name: svc.name}, Protocol: v1.ProtocolTCP,
@@ -60,27 +60,27 @@ func snapshotOf(r response) (changetracker.Snapshot, error) {
 		port := changetracker.ServicePort{Name: name, Family: v1.IPv4Protocol}
 		host, number, _ := strings.Cut(svc.vip, ":")
 		if _, err := fmt.Sscan(number, &port.Port); err != nil {
-			return s, fmt.Errorf("service %s: port %q: %w", svc.name, number, err)
+			return nil, nil, fmt.Errorf("service %s: port %q: %w", svc.name, number, err)
 		}
 		if host == "" {
 			port.NodePort = port.Port
 		} else {
 			vip, err := netip.ParseAddr(host)
 			if err != nil {
-				return s, fmt.Errorf("service %s: %w", svc.name, err)
+				return nil, nil, fmt.Errorf("service %s: %w", svc.name, err)
 			}
 			port.LoadBalancerVIPs = []netip.Addr{vip}
 		}
-		s.ServicePorts = append(s.ServicePorts, port)
+		ports = append(ports, port)
 		for _, b := range svc.backends {
 			addr, err := netip.ParseAddrPort(b)
 			if err != nil {
-				return s, fmt.Errorf("service %s: %w", svc.name, err)
+				return nil, nil, fmt.Errorf("service %s: %w", svc.name, err)
 			}
-			s.Endpoints[name] = append(s.Endpoints[name], changetracker.Endpoint{Addr: addr, Ready: true})
+			endpoints[name] = append(endpoints[name], changetracker.Endpoint{Addr: addr, Ready: true})
 		}
 	}
-	return s, nil
+	return ports, endpoints, nil
 }
 
 // dialled returns the engine's frontends with their endpoints.

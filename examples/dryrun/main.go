@@ -82,8 +82,8 @@ func planDirectory(engine, node, directory string) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		err = tracker.Apply(family, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-			plan, err := engine.Abilities().Plan(everything(family, step.After))
+		err = tracker.Apply(family, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
+			plan, err := engine.Abilities().Plan(everything(family, delta.After))
 			fmt.Fprintf(&text, "# %s\n%s\n", family, plan)
 			return nil, err
 		})

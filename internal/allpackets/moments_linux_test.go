@@ -114,8 +114,8 @@ func (d *direct) apply(t *testing.T, c *oracle.Cluster) {
 			}
 		}
 		was := d.globals[family]
-		err := d.tracker.Apply(family, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-			update := d.updaters[family].Next(step, resolver, *globals, was == nil || !was.Equal(globals) || step.Before.Node().Name != step.After.Node().Name)
+		err := d.tracker.Apply(family, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
+			update := d.updaters[family].Next(delta, resolver, *globals, was == nil || !was.Equal(globals) || delta.Before.Node().Name != delta.After.Node().Name)
 			result, err := d.engines[family].Apply(t.Context(), update)
 			if err != nil || len(result.Failed) > 0 {
 				t.Fatal(err, result.Failed)

@@ -284,8 +284,8 @@ func updateOf(t *testing.T, c cluster) (update desired.Update) {
 		tracker.Endpoints.EndpointSliceUpdate(s, false)
 	}
 	updater := desired.NewUpdater()
-	netnstest.Check(t, tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-		update = updater.Next(step, desired.Resolver{Node: node()}, desired.Globals{NodeAddresses: node().Addresses}, true)
+	netnstest.Check(t, tracker.Apply(v1.IPv4Protocol, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
+		update = updater.Next(delta, desired.Resolver{Node: node()}, desired.Globals{NodeAddresses: node().Addresses}, true)
 		updater.Done(nil)
 		return nil, nil
 	}))

@@ -100,8 +100,8 @@ func newPlane(t *testing.T) *plane {
 // next returns the next Update.
 func (p *plane) next(t *testing.T) (u desired.Update) {
 	t.Helper()
-	err := p.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-		u = p.updater.Next(step, p.resolver, p.globals, false)
+	err := p.Apply(v1.IPv4Protocol, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
+		u = p.updater.Next(delta, p.resolver, p.globals, false)
 		p.updater.Done(nil)
 		return nil, nil
 	})

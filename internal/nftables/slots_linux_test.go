@@ -103,11 +103,11 @@ func TestTheSlotsOfAServiceAreBounded(t *testing.T) {
 			tracker.Services.Update(nil, service)
 			tracker.Endpoints.EndpointSliceUpdate(slice, false)
 			total := 0
-			err = tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
+			err = tracker.Apply(v1.IPv4Protocol, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
 				e := &Engine{log: zap.NewNop()}
 				e.begin(e.layoutFor(&desired.Globals{}), false)
-				for _, change := range step.Delta.Changes {
-					if s, ok := new(desired.Resolver).Resolve(step.After, change.Name); ok {
+				for _, change := range delta.Changes {
+					if s, ok := new(desired.Resolver).Resolve(delta.After, change.Name); ok {
 						total += len(s.Frontends) * e.planElements(nil, s, &e.step).lists[0].len()
 					}
 				}

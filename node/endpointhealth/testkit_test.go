@@ -61,14 +61,14 @@ func (p *plane) Trigger() {
 
 func (p *plane) sync() {
 	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
-		_ = p.tracker.Apply(family, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
+		_ = p.tracker.Apply(family, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			if p.late && step.Before.Len() > 0 {
-				p.states[family] = step.Before
+			if p.late && delta.Before.Len() > 0 {
+				p.states[family] = delta.Before
 				return nil, nil
 			}
-			p.states[family] = step.After
+			p.states[family] = delta.After
 			return nil, nil
 		})
 	}

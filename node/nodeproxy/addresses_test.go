@@ -36,7 +36,7 @@ func TestOneParserOfAddresses(t *testing.T) {
 		}, "nodeport-addresses"),
 		"denied-external-ips": ranges(func(o *options) ([]netip.Prefix, error) {
 			c, err := o.config("n")
-			return c.Tracker.ExternalIPs.Denied, err
+			return c.Tracker.DeniedExternalIPs, err
 		}, "denied-external-ips"),
 		"ipvs-exclude-cidrs": ranges(func(o *options) ([]netip.Prefix, error) {
 			list, _ := parsePrefixes(o.ipvs.exclude)

@@ -42,7 +42,10 @@ func (o *options) config(node string) (proxier.Config, error) {
 		Runner:     o.tuned().rate(),
 		Masquerade: o.masquerade(&f),
 		NodePorts:  o.nodePorts(&f),
-		Tracker:    changetracker.ObjectOptions{StrictSourceRanges: o.strictSourceRanges, ExternalIPs: o.externalIPs(&f), Cluster: o.clusterID},
+		Tracker: changetracker.ObjectOptions{
+			StrictSourceRanges: o.strictSourceRanges, Cluster: o.clusterID,
+			RefuseExternalIPs: o.refuseExternalIPs || !o.kubeProxy.gates.enabled(gateExternalIPs), DeniedExternalIPs: o.deniedRanges(&f),
+		},
 
 		CountConnections:    o.countConnections,
 		CountTraffic:        o.countTraffic,
@@ -68,11 +71,12 @@ func (o *options) configOfNode(ctx context.Context, log *zap.Logger) (proxier.Co
 	return c, nil
 }
 
-func (o *options) externalIPs(f *faults) changetracker.ExternalIPPolicy {
+// deniedRanges are those of --denied-external-ips.
+func (o *options) deniedRanges(f *faults) []netip.Prefix {
 	ranges := slices.DeleteFunc(slices.Clone(o.deniedExternalIPs), func(text string) bool { return text == nodeAddresses })
 	denied, ok := parsePrefixes(ranges)
 	f.check(ok, "denied-external-ips", strings.Join(o.deniedExternalIPs, ","), "ranges such as 10.0.0.0/8, or node-addresses")
-	return changetracker.ExternalIPPolicy{Refuse: o.refuseExternalIPs || !o.kubeProxy.gates.enabled(gateExternalIPs), Denied: denied}
+	return denied
 }
 
 func (o *options) names(f *faults) proxier.Names {

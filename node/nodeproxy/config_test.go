@@ -85,11 +85,11 @@ func TestFlagsBecomeConfiguration(t *testing.T) {
 			c.NodePorts = proxier.NodePorts{Localhost: true, Addresses: []netip.Prefix{cidr("0.0.0.0/0"), cidr("::/0")}}
 		}},
 		"external IPs": {"--refuse-external-ips --denied-external-ips=192.0.2.0/24,2001:db8::/32", func(c *proxier.Config) {
-			c.Tracker.ExternalIPs = changetracker.ExternalIPPolicy{Refuse: true, Denied: []netip.Prefix{cidr("192.0.2.0/24"), cidr("2001:db8::/32")}}
+			c.Tracker.RefuseExternalIPs, c.Tracker.DeniedExternalIPs = true, []netip.Prefix{cidr("192.0.2.0/24"), cidr("2001:db8::/32")}
 		}},
 		"external IPs of the node": {"--denied-external-ips=node-addresses", func(c *proxier.Config) { c.DenyNodeExternalIPs = true }},
 		"external IPs of nodes": {"--denied-external-ips=192.0.2.0/24,node-addresses", func(c *proxier.Config) {
-			c.DenyNodeExternalIPs, c.Tracker.ExternalIPs.Denied = true, []netip.Prefix{cidr("192.0.2.0/24")}
+			c.DenyNodeExternalIPs, c.Tracker.DeniedExternalIPs = true, []netip.Prefix{cidr("192.0.2.0/24")}
 		}},
 		"source ranges":        {"--strict-source-ranges", func(c *proxier.Config) { c.Tracker.StrictSourceRanges = true }},
 		"no least time (W-30)": {"--nftables-min-sync-period=0", func(c *proxier.Config) { c.Runner.MinInterval = runner.Unlimited }},

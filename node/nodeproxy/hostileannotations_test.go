@@ -78,8 +78,8 @@ func TestHostileAnnotationsLogLittle(t *testing.T) {
 // ports returns all service ports of a tracker.
 func ports(t *testing.T, tracker *changetracker.Tracker) (all []*changetracker.ServicePort) {
 	t.Helper()
-	err := tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-		for _, p := range step.After.All() {
+	err := tracker.Apply(v1.IPv4Protocol, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
+		for _, p := range delta.After.All() {
 			all = append(all, p)
 		}
 		return nil, nil

@@ -191,7 +191,7 @@ func TestFeatureGates(t *testing.T) {
 			t.Errorf("%q: without effect are %q, want %q", text, got, want.ignored)
 		}
 	}
-	if c, err := read(t, "--feature-gates=AllowServiceExternalIPs=false").config("n"); err != nil || !c.Tracker.ExternalIPs.Refuse {
+	if c, err := read(t, "--feature-gates=AllowServiceExternalIPs=false").config("n"); err != nil || !c.Tracker.RefuseExternalIPs {
 		t.Errorf("external IPs are accepted without AllowServiceExternalIPs, error %v", err)
 	}
 }

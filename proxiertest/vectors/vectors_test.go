@@ -54,13 +54,13 @@ func choiceOf(t *testing.T, s *v1.Service, endpointSlices []*discovery.EndpointS
 	}
 	resolver := desired.Resolver{Node: node}
 	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
-		err := tracker.Apply(family, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-			for name := range step.After.All() {
-				is, _ := resolver.Resolve(step.After, name)
+		err := tracker.Apply(family, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
+			for name := range delta.After.All() {
+				is, _ := resolver.Resolve(delta.After, name)
 				want := vectors.Want{Node: n.Name, Port: name.Port, Protocol: string(name.Protocol), Family: string(family)}
 				to := map[desired.Kind]*vectors.Chosen{desired.ClusterIP: &want.Internal, desired.NodePort: &want.External}
 				for i := range is.Frontends {
-					*to[is.Frontends[i].Kind] = choice(is, &is.Frontends[i], step.After, node)
+					*to[is.Frontends[i].Kind] = choice(is, &is.Frontends[i], delta.After, node)
 				}
 				all = append(all, want)
 			}

@@ -73,9 +73,9 @@ func Example_trackers() {
 	// In your sync, for each IP family. What fails is in the next Update again.
 	resolver, updater := desired.Resolver{Node: node}, desired.NewUpdater()
 	sync := func() error {
-		return tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) (_ []changetracker.ServicePortName, err error) {
+		return tracker.Apply(v1.IPv4Protocol, func(delta changetracker.Delta) (_ []changetracker.ServicePortName, err error) {
 			var failed []changetracker.ServicePortName
-			update := updater.Next(step, resolver, desired.Globals{}, false)
+			update := updater.Next(delta, resolver, desired.Globals{}, false)
 			for _, change := range update.Changes {
 				if s := change.After; s != nil {
 					directReturn, _ := changetracker.Ext[bool](s.Port.Ext)
@@ -130,10 +130,10 @@ func controller(ctx context.Context, p *proxier.Proxier) error {
 
 // sources has a registry's snapshot and another cluster's endpoints in one tracker.
 func sources(tracker *changetracker.Tracker, port changetracker.ServicePort, near changetracker.Endpoint, fromWest *discovery.EndpointSlice) (err error) {
-	_, err = tracker.Source("registry").Replace(changetracker.Snapshot{
-		ServicePorts: []changetracker.ServicePort{port},
-		Endpoints:    map[changetracker.ServicePortName][]changetracker.Endpoint{port.Name: {near}},
-	})
+	_, err = tracker.Source("registry").Replace(
+		[]changetracker.ServicePort{port},
+		map[changetracker.ServicePortName][]changetracker.Endpoint{port.Name: {near}},
+	)
 	if err != nil {
 		return err // nothing has changed
 	}
@@ -160,9 +160,9 @@ func Example_sources() {
 	if err := sources(tracker, port, near, fromWest); err != nil {
 		fmt.Println(err)
 	}
-	_ = tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
+	_ = tracker.Apply(v1.IPv4Protocol, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
 		for _, node := range []changetracker.Node{here, {Name: "west/node-1"}} {
-			s, _ := step.After.For(node).Select(port.Name)
+			s, _ := delta.After.For(node).Select(port.Name)
 			fmt.Println(node.Name, "uses", len(s.Cluster), "endpoints, and has", len(s.Local), "itself")
 		}
 		return nil, nil

@@ -14,8 +14,8 @@ func main() {
 	tracker, err := changetracker.New(changetracker.Options{})
 	if err == nil {
 		resolver, updater := desired.Resolver{}, desired.NewUpdater()
-		err = tracker.Apply(v1.IPv4Protocol, func(step changetracker.Step) ([]changetracker.ServicePortName, error) {
-			fmt.Println(updater.Next(step, resolver, desired.Globals{}, false).Changes)
+		err = tracker.Apply(v1.IPv4Protocol, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
+			fmt.Println(updater.Next(delta, resolver, desired.Globals{}, false).Changes)
 			updater.Done(nil)
 			return nil, nil
 		})
