@@ -279,7 +279,7 @@ func (e *explaining) served(s *Service, f *Frontend) {
 	e.because("%v is the %v of %v", s.Key(f), f.Kind, s.Name)
 	if e.atSocket = e.reachesSocket(e.traits); e.atSocket {
 		e.traits.SourceLost, e.traits.LocalPolicyBindsAll = true, false
-		e.traits.LeastConnections, e.traits.NoHash, e.traits.Scheduler = true, false, Scheduler{}
+		e.traits.LeastConnections, e.traits.NoHash, e.traits.Scheduler = true, false, ""
 	}
 	if f.Restricted && !contains(f.SourceRanges, e.Packet.Source) {
 		e.Verdict, e.Scope = VerdictDrop, 0
@@ -422,12 +422,12 @@ func (e *explaining) balance(s *Service) {
 		share = ", in proportion to the weights"
 	}
 	wanted, by := s.balancing(), e.traits.Scheduler
-	if by.Name != "" {
-		e.Balancing, e.Scheduler = by.Balancing, by.Name
+	if by != "" {
+		e.Balancing, e.Scheduler = e.traits.SchedulesLike, by
 	}
 	switch {
-	case wanted != e.Balancing && by.Name != "":
-		e.because("load balancing policy %v: the settings of the engine choose the scheduler %s instead%s", wanted, by.Name, share)
+	case wanted != e.Balancing && by != "":
+		e.because("load balancing policy %v: the settings of the engine choose the scheduler %s instead%s", wanted, by, share)
 	case wanted != e.Balancing:
 		e.because("load balancing policy %v: this engine does not have it, and chooses an endpoint at random%s", wanted, share)
 	case wanted.Hashes() && s.MaxSlots() > 0:

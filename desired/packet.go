@@ -122,17 +122,11 @@ type Traits struct {
 	// reports whether it does so for a frontend of a service port, and if not, why; then rules do. It is pure. nil
 	// means that rules do everything.
 	Sockets func(s *Service, f *Frontend, g *Globals) (carried bool, why string)
-	// Scheduler is what chooses the endpoints of the service port, in an engine whose settings
-	// may replace the load balancing policy: IPVS. Its zero value means the policy.
-	Scheduler Scheduler
-}
-
-// Scheduler is a scheduler of IPVS.
-type Scheduler struct {
-	// Name is the kernel's, such as "wrr".
-	Name string
-	// Balancing is the policy that is most like it.
-	Balancing changetracker.Balancing
+	// Scheduler is the kernel's name of what chooses the endpoints of the service port, such as "wrr", in an engine
+	// whose settings may replace the load balancing policy: IPVS. Empty means the policy. SchedulesLike is the policy
+	// that is most like the scheduler.
+	Scheduler     string
+	SchedulesLike changetracker.Balancing
 }
 
 // TakesFastPath reports whether established connections of a service port skip the node's rules.

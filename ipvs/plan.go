@@ -258,7 +258,7 @@ func (p *planner) traits(s *desired.Service) desired.Traits {
 	if s.Weights(desired.ScopeCluster) != nil || s.Weights(desired.ScopeLocal) != nil {
 		v.scheduler = weighted(v.scheduler)
 	}
-	t.Scheduler = desired.Scheduler{Name: v.scheduler, Balancing: v.balancing()}
+	t.Scheduler, t.SchedulesLike = v.scheduler, v.balancing()
 	return t
 }
 

@@ -49,7 +49,7 @@ func mustHaveAddr(t *testing.T, ns *netns.NS, addr netip.Addr, want bool) {
 // port is removed (W-U6).
 func TestVIPsOnADummyDevice(t *testing.T) {
 	eachFamily(t, func(t *testing.T, n *network, s *side) {
-		e := inNode(t, n, s.family, Config{Place: PlaceFrontends, Addresses: newDummy(t, n.node)})
+		e := inNode(t, n, s.family, Config{AtFrontends: true, Addresses: newDummy(t, n.node)})
 		var services []*desired.Service
 		for _, protocol := range []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP} {
 			services = append(services, servicePort("both", protocol,
@@ -82,7 +82,7 @@ func TestVIPsOnADummyDevice(t *testing.T) {
 // Without Addresses, a VIP that is not local is an error of its Service.
 func TestAnAddressThatIsNotHereIsAnErrorOfItsService(t *testing.T) {
 	eachFamily(t, func(t *testing.T, n *network, s *side) {
-		e := inNode(t, n, s.family, Config{Place: PlaceFrontends})
+		e := inNode(t, n, s.family, Config{AtFrontends: true})
 		vip := servicePort("vip", v1.ProtocolTCP, []desired.Frontend{vipFrontend(s.vips[0], 80)}, s.one())
 		nodePorts := servicePort("node-port", v1.ProtocolTCP, []desired.Frontend{nodePort(30080)}, s.one())
 		here := netip.PrefixFrom(s.node, s.node.BitLen())

@@ -44,7 +44,7 @@ func (e *Engine) apply(ctx context.Context, update *desired.Update, result *prox
 	if err != nil {
 		return err
 	}
-	if e.config.Place == PlaceFrontends { // a new socket may need the address of an old one
+	if e.config.AtFrontends { // a new socket may need the address of an old one
 		err = e.closeSockets(ctx)
 	}
 	failed, setErr := e.setServices(ctx, update, plans, result)

@@ -16,8 +16,10 @@ import (
 // Config configures the userspace engine.
 type Config struct {
 	proxier.Config
-	// Place says where sockets listen.
-	Place Place
+	// AtFrontends makes sockets listen on every VIP at the service port, and for a node port on the addresses that
+	// accept node ports. A VIP must be an address of this machine, unless Addresses assigns it. Otherwise sockets
+	// listen on Listen, each at a port of Ports.
+	AtFrontends bool
 	// Listen are the addresses of proxy ports, at most one for each IP family. The
 	// default is the loopback address; with Portals it is the node's first address, or
 	// if Config.Node has none, the first one of this machine's interfaces.
@@ -35,7 +37,7 @@ type Config struct {
 	// engine binds these ports itself. A service port whose port another program uses
 	// is then a proxier.ServiceError until the port is free.
 	ShareNodePorts bool
-	// Addresses assigns VIPs to this machine for PlaceFrontends; nil means that the
+	// Addresses assigns VIPs to this machine for AtFrontends; nil means that the
 	// VIPs are assigned already.
 	Addresses Addresses
 	// DialTimeouts are those of the attempts to connect to an endpoint over TCP, each to another one if there
@@ -62,38 +64,18 @@ type Config struct {
 	// in any mode. It is over early when there has been no connection for five seconds.
 	// 0 means that all connections end at once.
 	Linger time.Duration
-	// Hold limits the connections that wait for endpoints.
-	Hold Hold
+	// HoldConnections is how many TCP connections of a socket may wait for endpoints after a call of
+	// Hooks.Activate; 0 means 16. Further ones are reset. HoldTimeout is how long each may wait; 0 means 2m.
+	HoldConnections int
+	HoldTimeout     time.Duration
 	// ProxyProtocol sends the client's address to TCP endpoints, with version 2 of the
 	// PROXY protocol. The endpoints must support it.
 	ProxyProtocol bool
 	Hooks         Hooks
 }
 
-// Place says where sockets listen.
-type Place uint8
-
-const (
-	// PlaceProxyPorts is the zero value: sockets listen on Config.Listen, each at a port
-	// of Config.Ports.
-	PlaceProxyPorts Place = iota
-	// PlaceFrontends listens on every VIP at the service port, and for a node port on
-	// the addresses that accept node ports. A VIP must be an address of this machine,
-	// unless Config.Addresses assigns it.
-	PlaceFrontends
-)
-
 // PortRange is a range of ports, First and Last included.
 type PortRange struct{ First, Last uint16 }
-
-// Hold limits the TCP connections that wait for endpoints after a call of Hooks.Activate.
-type Hold struct {
-	// MaxPerService is how many connections of a socket may wait; 0 means 16. Further
-	// ones are reset.
-	MaxPerService int
-	// Timeout is how long a connection may wait; 0 means 2m.
-	Timeout time.Duration
-}
 
 // WithDefaults returns c with every zero field set to its default.
 func (c Config) WithDefaults() Config {
@@ -107,8 +89,8 @@ func (c Config) WithDefaults() Config {
 	if c.Budget == nil {
 		c.Budget = NewBudget(0)
 	}
-	c.Hold.MaxPerService = cmp.Or(c.Hold.MaxPerService, 16)
-	c.Hold.Timeout = cmp.Or(c.Hold.Timeout, 2*time.Minute)
+	c.HoldConnections = cmp.Or(c.HoldConnections, 16)
+	c.HoldTimeout = cmp.Or(c.HoldTimeout, 2*time.Minute)
 	c.Hooks = c.Hooks.withDefaults(c.Portals != nil)
 	return c
 }
@@ -126,15 +108,12 @@ func (c Config) Validate() error {
 	if len(c.DialTimeouts) == 0 || slices.Min(c.DialTimeouts) <= 0 {
 		bad("DialTimeouts", "%v: want positive ones, or nil", c.DialTimeouts)
 	}
-	if c.Place > PlaceFrontends {
-		bad("Place", "%d: want PlaceProxyPorts or PlaceFrontends", c.Place)
-	}
-	if c.Place == PlaceFrontends && c.Portals != nil {
+	if c.AtFrontends && c.Portals != nil {
 		bad("Portals", "want none where sockets listen on VIPs themselves")
 	}
 	for field, n := range map[string]int64{
 		"UDPIdle": int64(c.UDPIdle), "UDPClients": int64(c.UDPClients), "Connections": int64(c.Connections),
-		"Drain": int64(c.Drain), "Linger": int64(c.Linger), "Hold.MaxPerService": int64(c.Hold.MaxPerService), "Hold.Timeout": int64(c.Hold.Timeout),
+		"Drain": int64(c.Drain), "Linger": int64(c.Linger), "HoldConnections": int64(c.HoldConnections), "HoldTimeout": int64(c.HoldTimeout),
 	} {
 		if n < 0 {
 			bad(field, "%d is negative", n)

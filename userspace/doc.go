@@ -12,7 +12,7 @@
 //	                           endpoints, on the node's address        nf_tables or iptables rules
 //	(default)                  a proxy port for each traffic policy    the proxy port: Engine.Sockets, Listen
 //	                           and for source ranges, on loopback
-//	Place: PlaceFrontends      a socket on each VIP                    VIP, which is this machine's address
+//	AtFrontends                a socket on each VIP                    VIP, which is this machine's address
 //
 // Portals are another engine of this library that gets the proxy ports as endpoints. In
 // the kernel it recognizes pods, checks source ranges, rejects, and repairs damage; a

@@ -109,7 +109,7 @@ func (e *Engine) linger() {
 	for _, s := range e.services { // the next process needs the ports; its portals lead to its own sockets
 		e.releaseUnneeded(s, &desired.Service{})
 		for _, socket := range s.sockets {
-			if e.config.Place == PlaceFrontends {
+			if e.config.AtFrontends {
 				socket.quit()
 			}
 		}

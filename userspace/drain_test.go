@@ -242,7 +242,7 @@ func TestAConnectionThatEndsByItselfLeavesNoDeadline(t *testing.T) {
 	})
 }
 
-// A waiting connection ends with its Service, or after Hold.Timeout.
+// A waiting connection ends with its Service, or after HoldTimeout.
 func TestAHeldConnectionEndsInTime(t *testing.T) {
 	for name, c := range map[string]struct {
 		end  func(t *testing.T, e *Engine)

@@ -27,7 +27,7 @@ type Hooks struct {
 	Pick func(c Connection, endpoints, tried []netip.AddrPort) (endpoint netip.AddrPort, ok bool)
 	// Activate is called when a connection or a datagram arrives for a service port
 	// without endpoints, at most once per second. TCP connections then wait for
-	// endpoints; see Hold. Activate must return soon.
+	// endpoints; see Config.HoldConnections. Activate must return soon.
 	Activate func(ctx context.Context, name changetracker.ServicePortName)
 }
 

@@ -149,7 +149,7 @@ func (e *Engine) listeners(s *desired.Service) (map[socketKey]policy, error) {
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
 		switch {
-		case e.config.Place == PlaceFrontends:
+		case e.config.AtFrontends:
 			addrs, err := e.frontendAddrs(f)
 			if err != nil {
 				return nil, err

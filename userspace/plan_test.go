@@ -28,10 +28,10 @@ func needsAliases(t *testing.T) {
 	}
 }
 
-// placed returns an engine with PlaceFrontends.
+// placed returns an engine with AtFrontends.
 func placed(t *testing.T, change ...func(*Config)) *Engine {
 	t.Helper()
-	return engine(t, append(change, func(c *Config) { c.Place = PlaceFrontends })...)
+	return engine(t, append(change, func(c *Config) { c.AtFrontends = true })...)
 }
 
 // portOn returns a port that is free for TCP and UDP.

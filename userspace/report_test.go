@@ -221,8 +221,8 @@ func TestEveryOutcomeOfTCPIsReported(t *testing.T) {
 func TestHeldAndTooManyAreReported(t *testing.T) {
 	activated := make(chan struct{}, 1)
 	e, heard := observed(t, Config{
-		Hold:  Hold{MaxPerService: 1},
-		Hooks: Hooks{Activate: func(context.Context, changetracker.ServicePortName) { activated <- struct{}{} }},
+		HoldConnections: 1,
+		Hooks:           Hooks{Activate: func(context.Context, changetracker.ServicePortName) { activated <- struct{}{} }},
 	})
 	apply(t, e, web(v1.ProtocolTCP))
 	to := at(t, e, RoleInternal)

@@ -32,7 +32,7 @@ func (s *socket) openTCP(ctx context.Context, at Site) (net.Addr, error) {
 	s.setConn(listener)
 	t := &tcpSocket{
 		socket: s, listener: listener,
-		slots: make(chan struct{}, s.config.Connections), holdSlots: make(chan struct{}, s.config.Hold.MaxPerService),
+		slots: make(chan struct{}, s.config.Connections), holdSlots: make(chan struct{}, s.config.HoldConnections),
 	}
 	s.close = func() { _ = listener.Close() } // ends accept
 	s.serve = func() { t.accept(ctx) }
@@ -210,8 +210,8 @@ func (t *tcpSocket) hold(ctx, connCtx context.Context, arrived <-chan struct{}, 
 	select {
 	case <-arrived:
 		return nil
-	case <-time.After(t.config.Hold.Timeout):
-		return fmt.Errorf("%w after %v", errNoEndpoints, t.config.Hold.Timeout)
+	case <-time.After(t.config.HoldTimeout):
+		return fmt.Errorf("%w after %v", errNoEndpoints, t.config.HoldTimeout)
 	case <-ctx.Done():
 	case <-connCtx.Done():
 	}

@@ -223,7 +223,7 @@ func TestNobodyThereIsAReset(t *testing.T) {
 func TestHeldUntilEndpointsCome(t *testing.T) {
 	var asked atomic.Int64
 	e := engine(t, func(c *Config) {
-		c.Hold.MaxPerService = 3
+		c.HoldConnections = 3
 		c.Hooks.Activate = func(_ context.Context, name changetracker.ServicePortName) {
 			if name.Name == "web" {
 				asked.Add(1)

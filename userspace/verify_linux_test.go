@@ -28,7 +28,7 @@ func TestVerifyAsksTheKernel(t *testing.T) {
 			return listen.Listen(ctx, at.Network, at.Addr.String())
 		}
 	}
-	atFrontends := func(c *Config) { plain(c); c.Place = PlaceFrontends }
+	atFrontends := func(c *Config) { plain(c); c.AtFrontends = true }
 	noSocket := func(c *Config) {
 		plain(c)
 		listen := c.Hooks.Listen

@@ -24,7 +24,7 @@ func TestEveryAddressOfANodeAnswersForItself(t *testing.T) {
 			globals desired.Globals
 		}{
 			"proxy ports": {config: Config{Listen: []netip.Addr{everywhere.Addr()}, Ports: PortRange{30080, 30080}}},
-			"node ports":  {Config{Place: PlaceFrontends}, desired.Globals{NodePortAddresses: []netip.Prefix{everywhere}}},
+			"node ports":  {Config{AtFrontends: true}, desired.Globals{NodePortAddresses: []netip.Prefix{everywhere}}},
 		} {
 			t.Run(name, func(t *testing.T) {
 				e := inNode(t, n, s.family, c.config)

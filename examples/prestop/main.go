@@ -96,7 +96,7 @@ func run(ctx context.Context, args []string, env func(string) string) error {
 		}
 		return err
 	}
-	pod := programmed.Pod{Name: env("POD_NAME"), Namespace: env("POD_NAMESPACE"), IPs: strings.Split(env("POD_IPS"), ",")}
+	pod := cluster.Pod{Name: env("POD_NAME"), Namespace: env("POD_NAMESPACE"), IPs: strings.Split(env("POD_IPS"), ",")}
 	if pod.Name == "" || pod.Namespace == "" || pod.IPs[0] == "" {
 		return errors.New("POD_NAME, POD_NAMESPACE or POD_IPS is not set: take them from the downward API, as the manifest does")
 	}

@@ -40,9 +40,9 @@ func New(tb testing.TB, observer proxier.Observer, change ...func(*userspace.Con
 			Families: []v1.IPFamily{v1.IPv4Protocol}, Runner: runner.Options{MinInterval: runner.Unlimited},
 			Tracker: changetracker.ObjectOptions{LoopbackEndpoints: true},
 		},
-		UDPIdle: 200 * time.Millisecond,
-		Hold:    userspace.Hold{Timeout: HoldTimeout},
-		Hooks:   userspace.Hooks{Pick: deadFirst, Activate: func(context.Context, changetracker.ServicePortName) {}},
+		UDPIdle:     200 * time.Millisecond,
+		HoldTimeout: HoldTimeout,
+		Hooks:       userspace.Hooks{Pick: deadFirst, Activate: func(context.Context, changetracker.ServicePortName) {}},
 	}
 	for _, c := range change {
 		c(&config)

@@ -380,9 +380,9 @@ func TestTheLogHasNoEndpointBeforeThereIsOne(t *testing.T) {
 // failure.
 func TestExplanations(t *testing.T) {
 	asked := 0
-	options := Options{Explain: func(ctx context.Context, p TestConnection, connect func(context.Context) error) string {
+	options := Options{Explain: func(ctx context.Context, vip, endpoint netip.AddrPort, connect func(context.Context) error) string {
 		asked++
-		if err := connect(ctx); err == nil || p.VIP != vip4 || p.Endpoint.Addr() != node1 {
+		if err := connect(ctx); err == nil || vip != vip4 || endpoint.Addr() != node1 {
 			return "wrong"
 		}
 		return "stopped by a firewall"

@@ -105,7 +105,7 @@ func (f *family) test(ctx context.Context) error {
 func (f *family) explain(ctx context.Context) string {
 	ctx, stop := context.WithTimeout(ctx, f.options.Timeout)
 	defer stop()
-	return f.options.Explain(ctx, TestConnection{VIP: f.vip, Endpoint: f.endpoint.address}, f.connect)
+	return f.options.Explain(ctx, f.vip, f.endpoint.address, f.connect)
 }
 
 func (f *family) connect(ctx context.Context) error {

@@ -40,16 +40,9 @@ type Options struct {
 	// of one more test. It may call connect, which is that test, and returns what stops the
 	// packets and what to do, such as "stopped by the policy drop of chain input in table inet
 	// x". An empty text means that it does not know. packettrace.ExplainTest returns such a function.
-	Explain func(ctx context.Context, probe TestConnection, connect func(ctx context.Context) error) string
+	Explain func(ctx context.Context, vip, endpoint netip.AddrPort, connect func(ctx context.Context) error) string
 	// Logger receives one line at each change of state; nil means no logging.
 	Logger *zap.Logger
-}
-
-// TestConnection is the connection that a test opens.
-type TestConnection struct {
-	VIP netip.AddrPort
-	// Endpoint is where the rules must lead it.
-	Endpoint netip.AddrPort
 }
 
 // withDefaults replaces zero values.

@@ -1,9 +1,9 @@
 // Package healthcheck answers health checks of load balancers and kubelets. It is for programs that
 // serve /healthz themselves; the node ports of health checks come with package nodedeps.
 //
-// NodePortServer is a proxier.Health: it listens on the health check node port of every
+// NewNodePortServer makes a proxier.Health: it listens on the health check node port of every
 // Service that has one, and reports to load balancers how many endpoints of the Service are
-// on this node. One NodePortServer serves both IP families: an IPv4 Service is also answered for at
+// on this node. One Health serves both IP families: an IPv4 Service is also answered for at
 // the node's IPv6 addresses. It recovers by itself when addresses
 // are added or removed, ports are in use for a while, or the process runs out of file
 // descriptors; while a fault lasts, it is a proxier.Condition.
@@ -15,7 +15,7 @@
 // Server is an HTTP server for such handlers. It retries until it can listen on its
 // address, and slow clients cannot block it.
 //
-// NodePortServer listens in the network namespace of the process. A program that proxies for
+// The Health listens in the network namespace of the process. A program that proxies for
 // another network namespace injects Listen and Addresses. The package builds on all
 // platforms.
 package healthcheck

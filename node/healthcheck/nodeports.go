@@ -31,7 +31,7 @@ const (
 	longestRetry = 30 * time.Second
 )
 
-// NodePortOptions configure NodePortServer. The zero value is ready for use.
+// NodePortOptions configure NewNodePortServer. The zero value is ready for use.
 type NodePortOptions struct {
 	// Logger receives one line when a listener fails, and one when it works again; nil
 	// means no logging.
@@ -41,18 +41,15 @@ type NodePortOptions struct {
 	Threshold time.Duration
 	// Addresses returns the addresses of the node's interfaces; nil means
 	// net.InterfaceAddrs, which returns link-local addresses without their zones, so that
-	// NodePortServer does not listen on them. It is called only if node ports are limited to
+	// the server does not listen on them. It is called only if node ports are limited to
 	// some addresses.
 	Addresses func(ctx context.Context) ([]netip.Addr, error)
 	// Listen opens the listeners; nil means net.ListenConfig.Listen.
 	Listen func(ctx context.Context, network, address string) (net.Listener, error)
 }
 
-// NodePortServer answers at the health check node ports of Services, at every address of the node
-// that accepts node ports of any family, whatever the families of the Service. If all
-// addresses accept node ports, it has one listener per Service, and otherwise one per
-// Service and address. All methods may be called from several goroutines at once.
-type NodePortServer struct {
+// nodePortServer is the Health of NewNodePortServer.
+type nodePortServer struct {
 	options NodePortOptions
 	log     *zap.Logger
 	wake    chan struct{} // holds one request to update the listeners
@@ -67,7 +64,7 @@ type NodePortServer struct {
 	noAddress map[v1.IPFamily]proxier.Condition
 }
 
-var _ proxier.Health = (*NodePortServer)(nil)
+var _ proxier.Health = (*nodePortServer)(nil)
 
 // listener is the server at one address.
 type listener struct {
@@ -76,20 +73,25 @@ type listener struct {
 	free chan struct{} // closed when it was stopped and its address is free
 }
 
-// NewNodePortServer returns NodePortServer. They listen after Run was called and the first Update
-// has arrived.
-func NewNodePortServer(options NodePortOptions) *NodePortServer {
+// NewNodePortServer returns a Health that answers at the health check node ports of Services, at every address of the
+// node that accepts node ports of any family, whatever the families of the Service. It listens after Run was called
+// and the first Update has arrived. If all addresses accept node ports, it has one listener per Service, and
+// otherwise one per Service and address. Its Conditions are sorted by family and message. If the status of Run is
+// nil, the proxy counts as healthy.
+func NewNodePortServer(options NodePortOptions) proxier.Health { return newNodePortServer(options) }
+
+func newNodePortServer(options NodePortOptions) *nodePortServer {
 	if options.Addresses == nil {
 		options.Addresses = interfaceAddresses
 	}
-	return &NodePortServer{
+	return &nodePortServer{
 		options: options, log: cmp.Or(options.Logger, zap.NewNop()), wake: make(chan struct{}, 1), clients: newConnections(maxNodePortConnections),
 		ports: portTable{families: map[v1.IPFamily]*familyPorts{}}, listeners: map[listenKey]*listener{},
 	}
 }
 
 // Update implements proxier.Health. It neither blocks nor does I/O.
-func (n *NodePortServer) Update(family v1.IPFamily, update proxier.HealthUpdate) {
+func (n *nodePortServer) Update(family v1.IPFamily, update proxier.HealthUpdate) {
 	n.mu.Lock()
 	wake := n.ports.update(family, update) || n.ports.needsAddresses()
 	n.mu.Unlock()
@@ -104,7 +106,7 @@ func (n *NodePortServer) Update(family v1.IPFamily, update proxier.HealthUpdate)
 
 // Run implements proxier.Health. It may be called once. If status is nil, the proxy counts
 // as healthy.
-func (n *NodePortServer) Run(ctx context.Context, status func() proxier.Status) error {
+func (n *nodePortServer) Run(ctx context.Context, status func() proxier.Status) error {
 	if n.started.Swap(true) {
 		return errors.New("serve health check node ports: Run was called twice")
 	}
@@ -128,14 +130,14 @@ func (n *NodePortServer) Run(ctx context.Context, status func() proxier.Status) 
 	return nil
 }
 
-func (n *NodePortServer) localEndpoints(service types.NamespacedName, family v1.IPFamily) int {
+func (n *nodePortServer) localEndpoints(service types.NamespacedName, family v1.IPFamily) int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.ports.local(service, family)
 }
 
 // updateListeners starts and stops listeners as the port table requires.
-func (n *NodePortServer) updateListeners(ctx context.Context, a *answerer, serving *sync.WaitGroup) {
+func (n *nodePortServer) updateListeners(ctx context.Context, a *answerer, serving *sync.WaitGroup) {
 	err := n.readAddresses(ctx)
 	if ctx.Err() != nil {
 		return
@@ -155,7 +157,7 @@ func (n *NodePortServer) updateListeners(ctx context.Context, a *answerer, servi
 
 // stopUnwanted returns where to listen, and stops the other listeners. addrErr is why the
 // node's addresses are not known.
-func (n *NodePortServer) stopUnwanted(addrErr error) (want map[listenKey]struct{}, stopped []*listener) {
+func (n *nodePortServer) stopUnwanted(addrErr error) (want map[listenKey]struct{}, stopped []*listener) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	want = n.ports.keys(n.addrs)
@@ -170,7 +172,7 @@ func (n *NodePortServer) stopUnwanted(addrErr error) (want map[listenKey]struct{
 	return want, stopped
 }
 
-func (n *NodePortServer) listen(ctx context.Context, key listenKey, a *answerer, serving *sync.WaitGroup) *listener {
+func (n *nodePortServer) listen(ctx context.Context, key listenKey, a *answerer, serving *sync.WaitGroup) *listener {
 	ctx, stop := context.WithCancel(ctx)
 	free := make(chan struct{})
 	l := &listener{stop: stop, free: free, Server: &Server{
@@ -187,7 +189,7 @@ func (n *NodePortServer) listen(ctx context.Context, key listenKey, a *answerer,
 
 // readAddresses keeps the last known addresses if they cannot be read, so that existing
 // listeners stay, and no others are added.
-func (n *NodePortServer) readAddresses(ctx context.Context) error {
+func (n *nodePortServer) readAddresses(ctx context.Context) error {
 	n.mu.Lock()
 	needed := n.ports.needsAddresses()
 	n.mu.Unlock()
@@ -216,7 +218,7 @@ func interfaceAddresses(context.Context) ([]netip.Addr, error) {
 }
 
 // Conditions implements proxier.Health. They are sorted by family and message.
-func (n *NodePortServer) Conditions() []proxier.Condition {
+func (n *nodePortServer) Conditions() []proxier.Condition {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	conditions := slices.Collect(maps.Values(n.noAddress))
@@ -239,7 +241,7 @@ func (n *NodePortServer) Conditions() []proxier.Condition {
 
 // updateNoAddressLocked updates the conditions about missing addresses. err is why the
 // node's addresses are not known.
-func (n *NodePortServer) updateNoAddressLocked(err error) {
+func (n *nodePortServer) updateNoAddressLocked(err error) {
 	before := n.noAddress
 	n.noAddress = map[v1.IPFamily]proxier.Condition{}
 	set := func(family v1.IPFamily, message string) {

@@ -71,7 +71,7 @@ func within(s services, ranges ...string) proxier.HealthUpdate {
 
 // bubble is NodePorts on a fake host in a synctest bubble.
 type bubble struct {
-	*NodePortServer
+	*nodePortServer
 	*fakeNet
 	logs      *observer.ObservedLogs
 	addresses atomic.Pointer[[]netip.Addr] // of the host
@@ -90,7 +90,7 @@ func inBubble(t *testing.T, test func(t *testing.T, b *bubble)) {
 		healthy := healthyStatus()
 		b.status.Store(&healthy)
 		b.setAddresses()
-		b.NodePortServer = NewNodePortServer(NodePortOptions{Logger: zap.New(core), Addresses: b.list, Listen: b.Listen})
+		b.nodePortServer = newNodePortServer(NodePortOptions{Logger: zap.New(core), Addresses: b.list, Listen: b.Listen})
 		stop := background(t, func(ctx context.Context) error {
 			return b.Run(ctx, func() proxier.Status {
 				b.statuses.Add(1)
@@ -479,7 +479,7 @@ func TestManyProbesShareAStatus(t *testing.T) {
 }
 
 func TestNodePortsRunOnce(t *testing.T) {
-	n := NewNodePortServer(NodePortOptions{})
+	n := newNodePortServer(NodePortOptions{})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := n.Run(ctx, nil); err != nil {
@@ -492,7 +492,7 @@ func TestNodePortsRunOnce(t *testing.T) {
 
 // Update copies its argument, which the caller may change.
 func TestUpdateKeepsNothingOfItsArgument(t *testing.T) {
-	n := NewNodePortServer(NodePortOptions{})
+	n := newNodePortServer(NodePortOptions{})
 	u := within(services{web: {Port: 30001, LocalEndpoints: 1}}, "10.0.0.0/8")
 	n.Update("IPv4", u)
 	before := n.ports.keys([]netip.Addr{netip.MustParseAddr("10.0.0.1")})

@@ -35,9 +35,9 @@ func hasIPv6(t *testing.T) bool {
 }
 
 // onSockets runs NodePorts on real sockets.
-func onSockets(t *testing.T, options NodePortOptions) *NodePortServer {
+func onSockets(t *testing.T, options NodePortOptions) *nodePortServer {
 	t.Helper()
-	n := NewNodePortServer(options)
+	n := newNodePortServer(options)
 	background(t, func(ctx context.Context) error { return n.Run(ctx, healthyStatus) })
 	return n
 }
@@ -64,7 +64,7 @@ func TestAnAnswerOnTheWire(t *testing.T) {
 }
 
 // networks returns the networks of all listeners, each followed by a blank.
-func networks(n *NodePortServer) (all string) {
+func networks(n *nodePortServer) (all string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for key := range n.listeners {
@@ -187,7 +187,7 @@ func TestALateRequestForAGoneService(t *testing.T) {
 // W-19, W-20: a request reaches the handler before its Service is deleted, and there is no
 // status function.
 func TestTheHandlerOfAGoneServiceAnswers503(t *testing.T) {
-	n := NewNodePortServer(NodePortOptions{})
+	n := newNodePortServer(NodePortOptions{})
 	handler := (&answerer{localEndpoints: n.localEndpoints}).handler(web)
 	code := func() int {
 		w := httptest.NewRecorder()
@@ -206,7 +206,7 @@ func TestTheHandlerOfAGoneServiceAnswers503(t *testing.T) {
 
 func TestASlowClientDoesNotHoldNodePorts(t *testing.T) {
 	port := freePort(t)
-	n := NewNodePortServer(NodePortOptions{})
+	n := newNodePortServer(NodePortOptions{})
 	stop := background(t, func(ctx context.Context) error { return n.Run(ctx, healthyStatus) })
 	n.Update("IPv4", full("IPv4", services{web: {Port: port, LocalEndpoints: 1}}))
 	poll.Until(t, "it answers", func() bool { return answers(t, port) })
@@ -229,7 +229,7 @@ func TestASlowClientDoesNotHoldNodePorts(t *testing.T) {
 func TestUpdatesAndProbesAtOnce(t *testing.T) {
 	ports := []uint16{freePort(t), freePort(t), freePort(t)}
 	loopback := []netip.Addr{netip.MustParseAddr("127.0.0.1")}
-	n := NewNodePortServer(NodePortOptions{Addresses: func(context.Context) ([]netip.Addr, error) { return loopback, nil }})
+	n := newNodePortServer(NodePortOptions{Addresses: func(context.Context) ([]netip.Addr, error) { return loopback, nil }})
 	background(t, func(ctx context.Context) error {
 		return n.Run(ctx, func() proxier.Status {
 			s := healthyStatus()

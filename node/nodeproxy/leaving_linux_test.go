@@ -113,7 +113,7 @@ func (s *leavingService) waitUntilLeft() error {
 	}
 	asking := &http.Client{Transport: &http.Transport{DialContext: from.Dial, MaxIdleConnsPerHost: 1}}
 	defer asking.CloseIdleConnections()
-	return client.WaitUntilLeft(s.t.Context(), programmed.Pod{Namespace: "shop", Name: s.Name, IPs: []string{s.IP}}, client.Dial(cluster.NodeOptions{Client: asking}))
+	return client.WaitUntilLeft(s.t.Context(), cluster.Pod{Namespace: "shop", Name: s.Name, IPs: []string{s.IP}}, client.Dial(cluster.NodeOptions{Client: asking}))
 }
 
 // begin has the pod ready on all nodes, and the other endpoint ejected if that is wanted.

@@ -7,7 +7,6 @@ import (
 
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/nftrace"
-	"github.com/serviceplane/serviceplane/node/canary"
 )
 
 // maxPackets bounds the packets of one connection that are followed: those of a failed one are
@@ -19,14 +18,14 @@ const maxPackets = 100
 // While the function runs there is a table more, for the packets of this
 // connection only. Without the privilege CAP_NET_ADMIN, and on other systems than Linux, the
 // function knows nothing.
-func ExplainTest(netNS string) func(ctx context.Context, probe canary.TestConnection, connect func(context.Context) error) string {
-	return func(ctx context.Context, probe canary.TestConnection, connect func(context.Context) error) string {
+func ExplainTest(netNS string) func(ctx context.Context, vip, endpoint netip.AddrPort, connect func(context.Context) error) string {
+	return func(ctx context.Context, vip, endpoint netip.AddrPort, connect func(context.Context) error) string {
 		connected := false
 		options := nftrace.Options{
 			NetNS: netNS, Limit: maxPackets, Timeout: nftrace.MaxTimeout,
 			Matches: []nftrace.Match{
-				{Protocol: desired.TCP, Origin: desired.FromNode, Destination: probe.VIP},
-				{Protocol: desired.TCP, Origin: desired.FromNode, Source: probe.Endpoint},
+				{Protocol: desired.TCP, Origin: desired.FromNode, Destination: vip},
+				{Protocol: desired.TCP, Origin: desired.FromNode, Source: endpoint},
 			},
 			While: func(ctx context.Context) error {
 				err := connect(ctx)
@@ -38,7 +37,7 @@ func ExplainTest(netNS string) func(ctx context.Context, probe canary.TestConnec
 		if err != nil || connected {
 			return ""
 		}
-		return text(result.Packets, probe.VIP)
+		return text(result.Packets, vip)
 	}
 }
 

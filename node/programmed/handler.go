@@ -10,9 +10,11 @@ import (
 	"time"
 )
 
+// MaxAsked is how many endpoints Handler answers about, and how many a ServiceChange may have.
+const MaxAsked = 32
+
 // Bounds of an answer, for callers that nobody knows.
 const (
-	mostAsked    = 32 // endpoints
 	mostListed   = 100
 	longestText  = 256
 	lookShare    = 10 // answers take a tenth of the time at most
@@ -20,7 +22,7 @@ const (
 )
 
 // Handler answers with the NodeReport of a node: about the Service of the query "service=NAMESPACE/NAME",
-// and the endpoints of "endpoint=ADDRESS" or "endpoint=ADDRESS:PORT", of which there may be 32. It
+// and the endpoints of "endpoint=ADDRESS" or "endpoint=ADDRESS:PORT", of which there may be MaxAsked. It
 // tells nothing of others: they are only counted. Answers that take long have pauses after them, so that
 // callers take at most a tenth of the time of a processor.
 func Handler(node string, from Proxy) http.Handler {
@@ -64,8 +66,8 @@ func answer(ctx context.Context, turn chan struct{}, do func() NodeReport) (r No
 
 // parseEndpoints parses addresses with or without ports.
 func parseEndpoints(texts []string) (all []netip.AddrPort, err error) {
-	if len(texts) > mostAsked {
-		return nil, fmt.Errorf("%d endpoints, want at most %d", len(texts), mostAsked)
+	if len(texts) > MaxAsked {
+		return nil, fmt.Errorf("%d endpoints, want at most %d", len(texts), MaxAsked)
 	}
 	for _, text := range texts {
 		endpoint, err := ParseEndpoint(text)

@@ -229,8 +229,8 @@ func (c *ServiceChange) Validate() error {
 	if c.Versions == (changetracker.Versions{}) && len(c.Left) == 0 {
 		return errors.New("nothing to wait for: set Change.Versions or Change.Left")
 	}
-	if n := len(c.Left) + len(c.Joined); n > mostAsked {
-		return fmt.Errorf("Change.Left and Change.Joined have %d endpoints, want at most %d: a port of 0 stands for all of an address", n, mostAsked)
+	if n := len(c.Left) + len(c.Joined); n > MaxAsked {
+		return fmt.Errorf("ServiceChange.Left and Joined have %d endpoints, want at most %d: a port of 0 stands for all of an address", n, MaxAsked)
 	}
 	return noOrder(c.Versions.Services, c.Versions.EndpointSlices, c.Listed)
 }

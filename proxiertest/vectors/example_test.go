@@ -17,12 +17,12 @@ func mine(vectors.Node, *v1.Service, []*discovery.EndpointSlice) []vectors.Want 
 
 // A program compares its own choice of endpoints with the vectors, in a test.
 func ExampleLoad() {
-	set, err := vectors.Load()
+	nodes, all, err := vectors.Load()
 	if err != nil {
 		log.Fatal(err)
 	}
 	wrong := 0
-	for _, v := range set.Vectors {
+	for _, v := range all {
 		var service v1.Service
 		if err := json.Unmarshal(v.Service, &service); err != nil {
 			log.Fatal(err)
@@ -36,13 +36,13 @@ func ExampleLoad() {
 			slices = append(slices, &slice)
 		}
 		var got []vectors.Want
-		for _, node := range set.Nodes {
+		for _, node := range nodes {
 			got = append(got, mine(node, &service, slices)...)
 		}
 		if !reflect.DeepEqual(got, v.Want) {
 			wrong++ // log v.Name, got and v.Want
 		}
 	}
-	fmt.Println(wrong, "of", len(set.Vectors), "are wrong")
+	fmt.Println(wrong, "of", len(all), "are wrong")
 	// Output: 156 of 156 are wrong
 }

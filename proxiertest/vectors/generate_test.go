@@ -170,9 +170,9 @@ func endpoint(t *testing.T, family discovery.AddressType, slice, number int, wor
 }
 
 // generate makes the vectors from the table.
-func generate(t *testing.T) vectors.Set {
+func generate(t *testing.T) table {
 	t.Helper()
-	set := vectors.Set{Version: 1, Nodes: nodes()}
+	set := table{nodes: nodes()}
 	for _, r := range rows() {
 		for _, local := range policies() {
 			words := map[bool]string{true: "Local", false: "Cluster"}
@@ -183,23 +183,23 @@ func generate(t *testing.T) vectors.Set {
 			for _, s := range slices(t, r) {
 				v.EndpointSlices = append(v.EndpointSlices, raw(t, s))
 			}
-			for _, n := range set.Nodes {
+			for _, n := range set.nodes {
 				v.Want = append(v.Want, choose(t, &v, n)...)
 			}
-			set.Vectors = append(set.Vectors, v)
+			set.vectors = append(set.vectors, v)
 		}
 	}
 	return set
 }
 
 // write returns a set as JSON, with a line for each vector.
-func write(t *testing.T, set vectors.Set) string {
+func write(t *testing.T, set table) string {
 	t.Helper()
 	lines := []string{}
-	for _, v := range set.Vectors {
+	for _, v := range set.vectors {
 		lines = append(lines, string(raw(t, v)))
 	}
-	return fmt.Sprintf("{\"version\":%d,\"nodes\":%s,\"vectors\":[\n%s\n]}\n", set.Version, raw(t, set.Nodes), strings.Join(lines, ",\n"))
+	return fmt.Sprintf("{\"version\":1,\"nodes\":%s,\"vectors\":[\n%s\n]}\n", raw(t, set.nodes), strings.Join(lines, ",\n"))
 }
 
 func raw(t *testing.T, value any) json.RawMessage {

@@ -10,16 +10,11 @@ import (
 	"fmt"
 )
 
+// v1 is version 1 of the vectors. Vectors may be added to it; a change of the format, or of what is wanted, makes
+// another version.
+//
 //go:embed v1.json
 var v1 []byte // read-only
-
-// Set are the vectors, and the nodes that they are about.
-type Set struct {
-	// Version is 1. Vectors may be added to it; a change of the format, or of what is wanted, makes another one.
-	Version int      `json:"version"`
-	Nodes   []Node   `json:"nodes"`
-	Vectors []Vector `json:"vectors"`
-}
 
 // Node is a node; its Zone, in the label topology.kubernetes.io/zone, may be empty.
 type Node struct {
@@ -58,11 +53,14 @@ type Chosen struct {
 	LeftOut map[string]string `json:"leftOut,omitempty"`
 }
 
-// Load returns the vectors. They are a copy of the caller's own.
-func Load() (Set, error) {
-	var s Set
-	if err := json.Unmarshal(v1, &s); err != nil {
-		return s, fmt.Errorf("read v1.json: %w", err)
+// Load returns the vectors, and the nodes that they are about. They are a copy of the caller's own.
+func Load() ([]Node, []Vector, error) {
+	var s struct {
+		Nodes   []Node   `json:"nodes"`
+		Vectors []Vector `json:"vectors"`
 	}
-	return s, nil
+	if err := json.Unmarshal(v1, &s); err != nil {
+		return nil, nil, fmt.Errorf("read v1.json: %w", err)
+	}
+	return s.Nodes, s.Vectors, nil
 }

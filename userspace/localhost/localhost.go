@@ -40,7 +40,7 @@ type engine struct {
 var _ proxier.Engine = (*engine)(nil)
 
 // Wrap returns a function for proxier.Deps.Wrap. The IP families share config.Budget. Of the
-// config, the fields about where and for whom sockets listen must not be set: Place, Listen,
+// config, the fields about where and for whom sockets listen must not be set: AtFrontends, Listen,
 // Ports, Portals, ShareNodePorts, Addresses and Hooks.Activate. Its proxier.Config is that of
 // the engine. Of the deps only Logger and Observer count.
 //
@@ -61,7 +61,7 @@ func newEngine(config userspace.Config, family v1.IPFamily, kernel proxier.Engin
 	if err := validate(&config, kernel); err != nil {
 		return nil, err
 	}
-	config.Place = userspace.PlaceFrontends
+	config.AtFrontends = true
 	bound := net.ListenConfig{Control: bindToLoopback}
 	bound.SetMultipathTCP(false)
 	if config.Hooks.Listen == nil {
@@ -87,7 +87,7 @@ func newEngine(config userspace.Config, family v1.IPFamily, kernel proxier.Engin
 func validate(c *userspace.Config, kernel proxier.Engine) error {
 	var errs []error
 	for field, isSet := range map[string]bool{
-		"Place": c.Place != userspace.PlaceProxyPorts, "Listen": len(c.Listen) > 0, "Ports": c.Ports != userspace.PortRange{}, "Portals": c.Portals != nil,
+		"AtFrontends": c.AtFrontends, "Listen": len(c.Listen) > 0, "Ports": c.Ports != userspace.PortRange{}, "Portals": c.Portals != nil,
 		"ShareNodePorts": c.ShareNodePorts, "Addresses": c.Addresses != nil, "Hooks.Activate": c.Hooks.Activate != nil,
 	} {
 		if isSet {

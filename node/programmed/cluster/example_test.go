@@ -8,7 +8,6 @@ import (
 
 	"k8s.io/client-go/rest"
 
-	"github.com/serviceplane/serviceplane/node/programmed"
 	"github.com/serviceplane/serviceplane/node/programmed/cluster"
 )
 
@@ -22,7 +21,7 @@ func ExampleClient_WaitUntilLeft() {
 	}
 	ctx, stop := context.WithTimeout(context.Background(), 50*time.Millisecond) // less than the grace period of the pod
 	defer stop()
-	pod := programmed.Pod{Namespace: "shop", Name: "web-5d9c", IPs: []string{"10.244.1.7"}}
+	pod := cluster.Pod{Namespace: "shop", Name: "web-5d9c", IPs: []string{"10.244.1.7"}}
 	err = client.WaitUntilLeft(ctx, pod, client.Dial(cluster.NodeOptions{}))
 	var still *cluster.NotLeftError // its Reason is that of the pod, or of the API server
 	fmt.Println(errors.As(err, &still) && errors.Is(err, context.DeadlineExceeded))

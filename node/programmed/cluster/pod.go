@@ -30,7 +30,7 @@ func (e *NotLeftError) Unwrap() error { return e.Cause }
 // not send to it: a node without a better endpoint sends to one that ends. When ctx ends first, the
 // error is a *NotLeftError, or has the *programmed.BehindError of each Service for which some nodes
 // are behind. An API server that refuses is asked again until then.
-func (c *Client) WaitUntilLeft(ctx context.Context, pod programmed.Pod, w programmed.Waiting) error {
+func (c *Client) WaitUntilLeft(ctx context.Context, pod Pod, w programmed.Waiting) error {
 	changes, err := c.untilListed(ctx, pod)
 	if err != nil {
 		return err
@@ -50,25 +50,25 @@ func (c *Client) WaitUntilLeft(ctx context.Context, pod programmed.Pod, w progra
 
 // untilListed waits until the EndpointSlices give a pod no more connections, and returns the
 // Changes that nodes must have.
-func (c *Client) untilListed(ctx context.Context, pod programmed.Pod) (changes []programmed.ServiceChange, err error) {
+func (c *Client) untilListed(ctx context.Context, pod Pod) (changes []programmed.ServiceChange, err error) {
 	following, stop := context.WithCancel(ctx)
 	defer stop()
 	reason := errors.New("the API server has not listed its EndpointSlices") // nil when the pod has left
-	departure := programmed.NewDeparture(pod)
+	departing := newDeparture(pod)
 	decide := func() {
 		if reason == nil {
 			return
 		}
-		if changes, reason = departure.Changes(); reason == nil {
+		if changes, reason = departing.Changes(); reason == nil {
 			stop()
 		}
 	}
 	to := events[*discovery.EndpointSlice]{
 		fresh:   true, // a pod that is not in an older list would seem to have left
-		set:     func(s *discovery.EndpointSlice) { departure.Set(s); decide() },
-		deleted: func(s *discovery.EndpointSlice) { departure.Delete(s.Name, s.ResourceVersion); decide() },
+		set:     func(s *discovery.EndpointSlice) { departing.Set(s); decide() },
+		deleted: func(s *discovery.EndpointSlice) { departing.Delete(s.Name, s.ResourceVersion); decide() },
 		all: func(all []*discovery.EndpointSlice, version string) {
-			departure.Replace(all, version)
+			departing.Replace(all, version)
 			decide()
 		},
 	}

@@ -1,4 +1,4 @@
-package programmed
+package cluster
 
 import (
 	"errors"
@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/node/programmed"
 )
 
 // Pod is a pod as endpoints name it.
@@ -45,10 +46,10 @@ func (p *Pod) is(e *discovery.Endpoint) bool {
 	return slices.ContainsFunc(e.Addresses, func(a string) bool { return slices.Contains(p.IPs, a) })
 }
 
-// Departure follows the EndpointSlices of a pod that ends: it says when they do not have the pod as
+// departure follows the EndpointSlices of a pod that ends: it says when they do not have the pod as
 // ready any more, and which Changes the nodes must have then. Whether a node sends to a pod that is not
 // ready, the node says. Give it all EndpointSlices of the pod's namespace. It is for one goroutine.
-type Departure struct {
+type departure struct {
 	pod    Pod
 	slices map[string]*discovery.EndpointSlice
 	// had are the slices that have or had the pod, with their newest version.
@@ -63,13 +64,13 @@ type membership struct {
 	at               map[netip.AddrPort]bool
 }
 
-// NewDeparture returns the Departure of a pod.
-func NewDeparture(pod Pod) *Departure {
-	return &Departure{pod: pod, slices: map[string]*discovery.EndpointSlice{}, had: map[string]membership{}}
+// newDeparture returns the departure of a pod.
+func newDeparture(pod Pod) *departure {
+	return &departure{pod: pod, slices: map[string]*discovery.EndpointSlice{}, had: map[string]membership{}}
 }
 
 // Set takes a slice that is new or has changed.
-func (d *Departure) Set(s *discovery.EndpointSlice) {
+func (d *departure) Set(s *discovery.EndpointSlice) {
 	service := s.Labels[discovery.LabelServiceName]
 	if _, headless := s.Labels[v1.IsHeadlessService]; service == "" || headless {
 		return // no proxy sends by it
@@ -91,7 +92,7 @@ func (d *Departure) Set(s *discovery.EndpointSlice) {
 }
 
 // Delete takes the version at which a slice was deleted, or at which it is known to be gone.
-func (d *Departure) Delete(slice, version string) {
+func (d *departure) Delete(slice, version string) {
 	if m, had := d.had[slice]; had {
 		m.version = newer(m.version, version)
 		d.had[slice] = m
@@ -103,7 +104,7 @@ func (d *Departure) Delete(slice, version string) {
 }
 
 // Replace takes a list of all slices, which has a version.
-func (d *Departure) Replace(list []*discovery.EndpointSlice, version string) {
+func (d *departure) Replace(list []*discovery.EndpointSlice, version string) {
 	d.listed = version
 	for name := range d.slices {
 		if !slices.ContainsFunc(list, func(s *discovery.EndpointSlice) bool { return s.Name == name }) {
@@ -136,10 +137,10 @@ func addAddrs(to map[netip.AddrPort]bool, e *discovery.Endpoint, ports []discove
 	}
 }
 
-// Changes returns what the nodes must have, so that none sends to the pod any more: one ServiceChange for
+// Changes returns what the nodes must have, so that none sends to the pod any more: one programmed.ServiceChange for
 // each of its Services. The error says why the pod still gets connections. If no slice has the
-// pod, it may have left just before: then the ServiceChange is that of the newest slice, and of the pod's addresses.
-func (d *Departure) Changes() ([]ServiceChange, error) {
+// pod, it may have left just before: then the programmed.ServiceChange is that of the newest slice, and of the pod's addresses.
+func (d *departure) Changes() ([]programmed.ServiceChange, error) {
 	versions, left, stays := map[string]string{}, map[string]map[netip.AddrPort]bool{}, map[string]bool{}
 	for name, m := range d.had {
 		versions[m.service] = newer(versions[m.service], m.version)
@@ -161,11 +162,11 @@ func (d *Departure) Changes() ([]ServiceChange, error) {
 		if d.newest == "" && len(left) == 0 {
 			return nil, nil
 		}
-		return []ServiceChange{{Versions: changetracker.Versions{EndpointSlices: d.newest}, Left: left, Listed: d.listed}}, nil
+		return []programmed.ServiceChange{{Versions: changetracker.Versions{EndpointSlices: d.newest}, Left: left, Listed: d.listed}}, nil
 	}
-	changes := make([]ServiceChange, 0, len(versions))
+	changes := make([]programmed.ServiceChange, 0, len(versions))
 	for _, service := range slices.Sorted(maps.Keys(versions)) {
-		changes = append(changes, ServiceChange{
+		changes = append(changes, programmed.ServiceChange{
 			Service:  types.NamespacedName{Namespace: d.pod.Namespace, Name: service},
 			Versions: changetracker.Versions{EndpointSlices: versions[service]}, Left: bounded(left[service]),
 		})
@@ -176,7 +177,7 @@ func (d *Departure) Changes() ([]ServiceChange, error) {
 // bounded returns endpoints in order: if they are too many to ask for, without ports.
 func bounded(endpoints map[netip.AddrPort]bool) []netip.AddrPort {
 	all := slices.SortedFunc(maps.Keys(endpoints), netip.AddrPort.Compare)
-	if len(all) <= mostAsked {
+	if len(all) <= programmed.MaxAsked {
 		return all
 	}
 	for i := range all {
@@ -186,7 +187,7 @@ func bounded(endpoints map[netip.AddrPort]bool) []netip.AddrPort {
 }
 
 // ownAddrs are the addresses of the pod that no other endpoint has: pods of the node's network share them.
-func (d *Departure) ownAddrs() (all []netip.AddrPort) {
+func (d *departure) ownAddrs() (all []netip.AddrPort) {
 	others := map[string]bool{}
 	for _, s := range d.slices {
 		for _, e := range s.Endpoints {

@@ -1,4 +1,4 @@
-package programmed_test
+package cluster
 
 import (
 	"fmt"
@@ -8,8 +8,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/serviceplane/serviceplane/node/programmed"
 )
 
 var yes, no = true, false
@@ -34,9 +32,9 @@ func sliceOf(service, name, version string, endpoints ...discovery.Endpoint) *di
 
 // When a pod has left its EndpointSlices, and which versions count then.
 func TestDeparture(t *testing.T) {
-	type steps = func(*programmed.Departure)
+	type steps = func(*departure)
 	set := func(slices ...*discovery.EndpointSlice) steps {
-		return func(d *programmed.Departure) {
+		return func(d *departure) {
 			for _, s := range slices {
 				d.Set(s)
 			}
@@ -72,8 +70,8 @@ func TestDeparture(t *testing.T) {
 		"it serves no more":            {[]steps{set(sliceOf("web", "s", "7", stopped))}, "web@7 10.244.0.1:8080"},
 		"it is published":              {[]steps{set(sliceOf("web", "s", "7", published, readyPod("b")))}, "publishNotReadyAddresses"},
 		"it is removed":                {[]steps{set(sliceOf("web", "s", "5", readyPod("a"))), set(sliceOf("web", "s", "9"))}, "web@9 10.244.0.1:8080"},
-		"its slice is deleted":         {[]steps{set(sliceOf("web", "s", "5", readyPod("a"))), func(d *programmed.Departure) { d.Delete("s", "10") }}, "web@10 10.244.0.1:8080"},
-		"its slice is not listed": {[]steps{set(sliceOf("web", "s", "5", readyPod("a"))), func(d *programmed.Departure) {
+		"its slice is deleted":         {[]steps{set(sliceOf("web", "s", "5", readyPod("a"))), func(d *departure) { d.Delete("s", "10") }}, "web@10 10.244.0.1:8080"},
+		"its slice is not listed": {[]steps{set(sliceOf("web", "s", "5", readyPod("a"))), func(d *departure) {
 			d.Replace([]*discovery.EndpointSlice{sliceOf("api", "t", "8", readyPod("b"))}, "11")
 		}}, "web@11 10.244.0.1:8080"},
 		"two Services": {[]steps{set(sliceOf("web", "s", "5", endingPod("a"), readyPod("b")), sliceOf("api", "t", "6", readyPod("a")))}, "EndpointSlice t of Service api still has the pod as ready"},
@@ -81,12 +79,12 @@ func TestDeparture(t *testing.T) {
 			sliceOf("web", "s", "5", endingPod("a"), readyPod("b")), sliceOf("web", "s2", "10", endingPod("a")), sliceOf("api", "t", "6", stopped),
 		)}, "api@6 10.244.0.1:8080 web@10 10.244.0.1:8080"},
 		"headless, and no Service's": {[]steps{set(headless, sliceOf("", "x", "98", readyPod("a")))}, "@ 10.244.0.9:0"},
-		"its slice was deleted before the list": {[]steps{func(d *programmed.Departure) {
+		"its slice was deleted before the list": {[]steps{func(d *departure) {
 			d.Replace([]*discovery.EndpointSlice{sliceOf("api", "t", "8", readyPod("b"))}, "11")
 		}}, "@8 10.244.0.9:0 listed 11"},
 		"no slice has it": {[]steps{set(sliceOf("web", "s", "7", readyPod("b")), sliceOf("web", "t", "12", readyPod("b")))}, "@12 10.244.0.9:0"},
 	} {
-		d := programmed.NewDeparture(programmed.Pod{Namespace: "shop", Name: "a", IPs: []string{"10.244.0.9"}})
+		d := newDeparture(Pod{Namespace: "shop", Name: "a", IPs: []string{"10.244.0.9"}})
 		for _, step := range test.steps {
 			step(d)
 		}
