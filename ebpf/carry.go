@@ -18,7 +18,7 @@ const (
 	bySockets reason = iota
 	// byProtocol: sockets of the protocol are not translated, see Sockets.UDP.
 	byProtocol
-	// skipped is what Sockets.Skip has chosen.
+	// skipped is what Sockets.Choose has not chosen.
 	skipped
 	// needsAffinity: a socket does not know the address of its client, which session affinity
 	// is about, and rules keep the record.
@@ -95,7 +95,7 @@ func (c *Sockets) judgeService(s *desired.Service, g *desired.Globals) reason {
 	switch {
 	case s.Protocol != desired.TCP && (s.Protocol != desired.UDP || !c.UDP):
 		return byProtocol
-	case c.Skip != nil && c.Skip(s):
+	case c.Choose != nil && !c.Choose(s):
 		return skipped
 	case s.Affinity > 0:
 		return needsAffinity

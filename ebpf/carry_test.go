@@ -60,7 +60,7 @@ func TestWhoCarries(t *testing.T) {
 		}
 		s.Frontends = []desired.Frontend{c.frontend}
 		for mode, want := range map[bool]reason{false: c.strict, true: c.fast} {
-			sockets := Sockets{PodsKeepSource: mode, Skip: func(s *desired.Service) bool { return s.Name.Port == "skipped" }}
+			sockets := Sockets{PodsKeepSource: mode, Choose: func(s *desired.Service) bool { return s.Name.Port != "skipped" }}
 			if _, got := sockets.judge(s, &s.Frontends[0], &g); got != want {
 				t.Errorf("%s, %v: reason %d, want %d", c.name, mode, got, want)
 			}

@@ -41,7 +41,7 @@ func (e *Engine) removeSockets() error {
 	return errors.Join(err, p.close())
 }
 
-// RemoveSockets detaches the programs of an instance, those of Forwarding too, and removes what it has pinned,
+// RemoveSockets detaches the programs of an instance, those of the fast path too, and removes what it has pinned,
 // in all IP families of the config. The table of the rules stays: it is for a node that goes on with the engine of
 // package nftables under the same Names. TCP sockets that are open go on, but getpeername(2) then
 // returns their endpoint. Connected UDP sockets end: see Sockets.UDP. Only Config.Names, Config.NetNS,

@@ -16,8 +16,22 @@ type Config struct {
 	nftables.Config
 	// Sockets configures what is done before the rules.
 	Sockets Sockets
-	// Forwarding configures the fast path of forwarded packets, which skips the rules.
-	Forwarding Forwarding
+	// FastPathByBPF turns on the fast path of packets that the node forwards, of service ports with
+	// changetracker.ServicePort.FastPath, by a program at ingress of devices instead of a flowtable, so that
+	// FastPathAfter must be 0. It translates and redirects packets of established TCP and UDP flows that the rules have
+	// translated: see the package's documentation for what they skip. A packet is forwarded if FastPathDevice chooses
+	// both the device that it comes from and the one that it goes to. Only Ethernet devices that belong to no bridge,
+	// bond or VRF take part.
+	//
+	// TCP takes it only where net.netfilter.nf_conntrack_tcp_be_liberal is 1: then a connection can return to
+	// the rules at any time, for its end, an IP option or a device without the program. A full sync
+	// looks at the settings.
+	FastPathByBPF bool
+	// FastPathPeer chooses the devices, among those, whose packets are given to the other end of the veth at
+	// once, if that is in another network namespace, as it is for pods. That is most of what the
+	// fast path gains, and skips also what the node has at egress of the device: queueing
+	// disciplines, such as limits of bandwidth, and TC programs. nil chooses none. It may be called at any time.
+	FastPathPeer func(name string) bool
 }
 
 // Sockets configures the translation of sockets.
@@ -36,10 +50,8 @@ type Sockets struct {
 	// under externalTrafficPolicy Cluster: pods keep their source, which rules masquerade. Without it, sockets
 	// translate what leads to the same packets as with the rules.
 	PodsKeepSource bool
-	// Skip leaves a service port to the rules, for example by an annotation that
-	// Tracker.DecorateService has stored in Port.Ext. It must be pure; several goroutines may
-	// call it at once. nil leaves none.
-	Skip func(s *desired.Service) bool
+	// Choose chooses the service ports whose sockets are translated; nil chooses all. See package proxier.
+	Choose func(s *desired.Service) bool
 	// Namespaces leaves network namespaces to the rules, such as those of pods with a service
 	// mesh. nil leaves none.
 	Namespaces *Namespaces
@@ -75,11 +87,11 @@ func (c Config) WithDefaults() Config {
 func (c Config) Validate() error {
 	c = c.WithDefaults()
 	errs := invalid.Fields{c.Config.Validate()}
-	if c.Forwarding.Peer != nil && !c.Forwarding.on() {
-		errs.Add("Forwarding.Peer", "set without Forwarding.Device")
+	if c.FastPathPeer != nil && !c.FastPathByBPF {
+		errs.Add("FastPathPeer", "set without FastPathByBPF")
 	}
-	if c.Forwarding.on() && c.FastPathAfter > 0 {
-		errs.Add("Forwarding", "FastPathAfter is set too: choose one fast path")
+	if c.FastPathByBPF && c.FastPathAfter > 0 {
+		errs.Add("FastPathByBPF", "FastPathAfter is set too: choose one fast path")
 	}
 	if len(c.Sockets.Cgroups) == 0 {
 		errs.Add("Sockets.Cgroups", "empty: want at least one directory of cgroup v2")

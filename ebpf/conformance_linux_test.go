@@ -48,7 +48,7 @@ func factory(tb testing.TB, c ebpf.Config, node *string) proxiertest.Factory {
 			own.Sockets = sockets(tb)
 			join(tb, own.Sockets, config.NetNS)
 		}
-		if c.Forwarding.Device != nil {
+		if c.FastPathByBPF {
 			own.Tracker.DecorateService = func(p *changetracker.ServicePort, s *v1.Service) {
 				if config.Tracker.DecorateService != nil {
 					config.Tracker.DecorateService(p, s)
@@ -91,7 +91,7 @@ func TestPackets(t *testing.T) {
 		"fast": func(c *ebpf.Config) { c.Sockets.PodsKeepSource = true },
 		"UDP":  func(c *ebpf.Config) { c.Sockets.UDP = true },
 		"forward": func(c *ebpf.Config) {
-			c.Forwarding = ebpf.Forwarding{Device: func(string) bool { return true }, Peer: func(name string) bool { return strings.HasPrefix(name, "pod") }}
+			c.FastPathByBPF, c.FastPathPeer = true, func(name string) bool { return strings.HasPrefix(name, "pod") }
 		},
 	}
 	if udpIsForbidden(t) || netnstest.KernelBefore(t, 6, 5) {
@@ -107,7 +107,7 @@ func TestPackets(t *testing.T) {
 			total := &carried{}
 			t.Cleanup(func() {
 				t.Logf("%d sockets translated, %d packets forwarded past the rules", total.sockets, total.packets)
-				if total.sockets == 0 || (total.packets > 0) != (c.Forwarding.Device != nil) {
+				if total.sockets == 0 || (total.packets > 0) != c.FastPathByBPF {
 					t.Error("want sockets, and packets with a fast path alone")
 				}
 			})

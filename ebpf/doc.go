@@ -31,7 +31,7 @@
 //
 // # Forwarded packets
 //
-// With Config.Forwarding, a program at ingress of devices forwards the packets of established flows of
+// With Config.FastPathByBPF, a program at ingress of devices forwards the packets of established flows of
 // service ports with changetracker.ServicePort.FastPath. The rules and the kernel's connection
 // tracking decide where each flow goes; the program only does to its other packets what the stack
 // would, for TCP and UDP, in both directions. The kernel sees how a TCP connection begins and

@@ -15,7 +15,7 @@ import (
 func ExampleNewEngine() {
 	config := ebpf.Config{Sockets: ebpf.Sockets{
 		Cgroups: []string{"/sys/fs/cgroup/kubepods.slice"},
-		Skip:    func(s *desired.Service) bool { return s.Port.Ext == "rules" },
+		Choose:  func(s *desired.Service) bool { return s.Port.Ext != "rules" },
 	}}
 	fmt.Println(config.Validate())
 	config.Sockets.Cgroups = nil

@@ -9,28 +9,10 @@ import (
 	"github.com/serviceplane/serviceplane/desired"
 )
 
-// Forwarding configures the fast path of packets that the node forwards, of service ports with
-// changetracker.ServicePort.FastPath. A program at ingress of devices translates and redirects
-// packets of established TCP and UDP flows that the rules have translated: see the package's
-// documentation for what they skip. The zero value turns it off.
-//
-// TCP takes it only where net.netfilter.nf_conntrack_tcp_be_liberal is 1: then a connection can return to
-// the rules at any time, for its end, an IP option or a device without the program. A full sync
-// looks at the settings.
-type Forwarding struct {
-	// Device chooses the devices by name. A packet is forwarded if both the device that it comes
-	// from and the one that it goes to are chosen. Only Ethernet devices that belong to no bridge, bond or
-	// VRF take part. nil turns the fast path off. It may be called at any time.
-	Device func(name string) bool
-	// Peer chooses the devices, among those, whose packets are given to the other end of the veth at
-	// once, if that is in another network namespace, as it is for pods. That is most of what the
-	// fast path gains, and skips also what the node has at egress of the device: queueing
-	// disciplines, such as limits of bandwidth, and TC programs. nil chooses none. It may be called at any time.
-	Peer func(name string) bool
+// forwards reports whether a device takes part in the fast path, as far as its name says.
+func (c *Config) forwards(device string) bool {
+	return c.FastPathDevice == nil || c.FastPathDevice(device)
 }
-
-// on reports whether there is a fast path.
-func (f *Forwarding) on() bool { return f.Device != nil }
 
 // flowKey is a frontend whose flows are forwarded, as in forward.c: a VIP and port; or, if nodePort is
 // set, an endpoint behind it.

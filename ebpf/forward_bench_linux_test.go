@@ -77,10 +77,10 @@ func newUplink(b *testing.B, name string) *uplink {
 	config.Tracker.DecorateService = func(p *changetracker.ServicePort, _ *v1.Service) { p.FastPath = true }
 	every := func(string) bool { return true }
 	if name == "forward" || name == "peer" {
-		config.Forwarding.Device = every
+		config.FastPathByBPF = true
 	}
 	if name == "peer" {
-		config.Forwarding.Peer = every
+		config.FastPathPeer = every
 	}
 	config.Families = []v1.IPFamily{v1.IPv4Protocol}
 	engine, err := ebpf.NewEngine(config, v1.IPv4Protocol, proxier.Deps{})

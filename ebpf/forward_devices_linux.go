@@ -46,12 +46,12 @@ func (f *forwarder) wantedDevices() (map[int]device, error) {
 	for _, l := range links {
 		a := l.Attrs()
 		// The packets of a port belong to its master: a bridge, for example.
-		if a.RawFlags&unix.IFF_LOOPBACK != 0 || a.EncapType != "ether" || a.MasterIndex != 0 || !f.config.Forwarding.Device(a.Name) {
+		if a.RawFlags&unix.IFF_LOOPBACK != 0 || a.EncapType != "ether" || a.MasterIndex != 0 || !f.config.forwards(a.Name) {
 			continue
 		}
 		d := device{name: a.Name, program: f.id}
 		// Within one namespace there is no such shortcut: the kernel would drop the packet.
-		if peer := f.config.Forwarding.Peer; peer != nil && l.Type() == "veth" && a.NetNsID >= 0 && peer(a.Name) {
+		if peer := f.config.FastPathPeer; peer != nil && l.Type() == "veth" && a.NetNsID >= 0 && peer(a.Name) {
 			d.flags = toPeer
 		}
 		wanted[a.Index] = d

@@ -21,11 +21,10 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// The configuration has one fast path at a time, and a peer only with a device.
+// The configuration has one fast path at a time, and a peer only with the one by BPF.
 func TestForwardConfig(t *testing.T) {
 	t.Parallel()
-	every := func(string) bool { return true }
-	config := Config{Sockets: Sockets{Cgroups: []string{"/a"}}, Forwarding: Forwarding{Device: every, Peer: every}}
+	config := Config{Sockets: Sockets{Cgroups: []string{"/a"}}, FastPathByBPF: true, FastPathPeer: func(string) bool { return true }}
 	if err := config.Validate(); err != nil {
 		t.Error(err)
 	}
@@ -33,9 +32,9 @@ func TestForwardConfig(t *testing.T) {
 	if err := config.Validate(); !errors.Is(err, proxier.ErrInvalidConfig) || !strings.Contains(err.Error(), "FastPathAfter") {
 		t.Errorf("%v, want an error about FastPathAfter", err)
 	}
-	config.FastPathAfter, config.Forwarding.Device = 0, nil
-	if err := config.Validate(); !errors.Is(err, proxier.ErrInvalidConfig) || !strings.Contains(err.Error(), "Forwarding.Peer") {
-		t.Errorf("%v, want an error about Forwarding.Peer", err)
+	config.FastPathAfter, config.FastPathByBPF = 0, false
+	if err := config.Validate(); !errors.Is(err, proxier.ErrInvalidConfig) || !strings.Contains(err.Error(), "FastPathPeer") {
+		t.Errorf("%v, want an error about FastPathPeer", err)
 	}
 }
 

@@ -82,7 +82,7 @@ func (f *forwarder) dir() string {
 func (f *forwarder) forwards() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.config.Forwarding.on() && f.without == nil
+	return f.config.FastPathByBPF && f.without == nil
 }
 
 // apply follows an update that the rules have. It returns the number of writes.
@@ -115,7 +115,7 @@ func (f *forwarder) apply(update *desired.Update, failed []*proxier.ServiceError
 
 // begin opens what is pinned, or creates it. Without fast path it removes what an earlier process has left.
 func (f *forwarder) begin() {
-	if !f.config.Forwarding.on() {
+	if !f.config.FastPathByBPF {
 		if err := f.remove(); err != nil {
 			f.log.Warn("a fast path that is not configured any more is still there", zap.Error(err))
 		}
@@ -385,13 +385,13 @@ func (f *forwarder) writeFlow(k flowKey, wanted bool) error {
 //
 // packets are all packets, of both directions, that the program of the IP family has forwarded since it was attached
 // for the first time, also for an earlier process. A packet that the kernel has put together from several counts
-// once. toPeer are those of them that were given to the other end of a veth: see Forwarding.Peer.
+// once. toPeer are those of them that were given to the other end of a veth: see Config.FastPathPeer.
 func (e *Engine) ForwardCounts() (packets, toPeer uint64, err error) {
 	f := e.forward
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.maps == nil {
-		return 0, 0, errors.Join(errors.New("nothing is forwarded: configure Forwarding, and sync"), f.without)
+		return 0, 0, errors.Join(errors.New("nothing is forwarded: set FastPathByBPF, and sync"), f.without)
 	}
 	err = sumCounts(f.maps[mapForwarded], &packets, &toPeer)
 	return packets, toPeer, err
@@ -467,7 +467,7 @@ func (f *forwarder) closeAll() error {
 
 // watch follows the devices until ctx ends.
 func (f *forwarder) watch(ctx context.Context) {
-	if !f.config.Forwarding.on() {
+	if !f.config.FastPathByBPF {
 		return
 	}
 	for {

@@ -63,7 +63,8 @@ func newFastNode(t *testing.T, family v1.IPFamily) *fastNode {
 	common.Tracker.DecorateService = func(p *changetracker.ServicePort, s *v1.Service) { p.FastPath = s.Annotations[slow] == "" }
 	n.config = ebpf.Config{Config: nftables.Config{Config: common}, Sockets: sockets(t)}
 	isPod := func(name string) bool { return strings.HasPrefix(name, "pod") }
-	n.config.Forwarding = ebpf.Forwarding{Device: func(name string) bool { return isPod(name) || name == "client" || name == "uplink" }, Peer: isPod}
+	n.config.FastPathByBPF, n.config.FastPathPeer = true, isPod
+	n.config.FastPathDevice = func(name string) bool { return isPod(name) || name == "client" || name == "uplink" }
 	return n
 }
 
@@ -276,7 +277,7 @@ func TestFlowsReturnToTheRules(t *testing.T) {
 			t.Errorf("%d packets of an open connection are forwarded", got)
 		}
 		n.stop()
-		n.config.Forwarding = ebpf.Forwarding{}
+		n.config.FastPathByBPF, n.config.FastPathPeer = false, nil
 		n.start()
 		n.serve(second)
 		for flow, server := range map[*proxiertest.Conn]string{tcp: first.Name, udp: second.Name} {

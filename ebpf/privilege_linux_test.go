@@ -93,7 +93,7 @@ func syncOnce(t *testing.T, text string) {
 	config := ebpf.Config{Sockets: ebpf.Sockets{BPFFS: p.BPFFS, Cgroups: []string{p.Cgroup}, UDP: p.UDP}}
 	config.Config = nftables.Config{Config: proxier.Config{Families: []v1.IPFamily{v1.IPv4Protocol}}}
 	if p.Forward {
-		config.Forwarding.Device = func(name string) bool { return name == "uplink" }
+		config.FastPathByBPF, config.FastPathDevice = true, func(name string) bool { return name == "uplink" }
 	}
 	engine, err := ebpf.NewEngine(config, v1.IPv4Protocol, proxier.Deps{})
 	netnstest.Check(t, err)

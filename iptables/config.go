@@ -25,10 +25,10 @@ const (
 type Config struct {
 	proxier.Config
 	Variant Variant
-	// LocalhostNodePorts also accepts node ports on 127.0.0.0/8, IPv4 only. It sets the
-	// kernel's route_localnet, and adds a rule that drops packets from other hosts to
-	// these addresses (CVE-2020-8558).
-	LocalhostNodePorts bool
+	// RouteLocalnet accepts node ports at 127.0.0.0/8 by rules, IPv4 only, where NodePorts accepts them; without
+	// NodePorts it does, as with kube-proxy. It sets the kernel's route_localnet, and adds a rule that drops packets
+	// from other hosts to these addresses (CVE-2020-8558).
+	RouteLocalnet bool
 	// KeepInvalid forwards packets in conntrack state INVALID, for example TCP packets out
 	// of the window. By default they are dropped, unless the kernel's
 	// nf_conntrack_tcp_be_liberal is set: conntrack does not translate them back, so they

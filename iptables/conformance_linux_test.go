@@ -20,7 +20,7 @@ func deviations() proxiertest.Features {
 func provider(variant iptables.Variant, names proxier.Names) proxiertest.Factory {
 	return func(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {
 		config.Names = names
-		return iptables.New(iptables.Config{Config: config, Variant: variant, LocalhostNodePorts: true}, deps)
+		return iptables.New(iptables.Config{Config: config, Variant: variant, RouteLocalnet: true}, deps)
 	}
 }
 

@@ -100,7 +100,7 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 
 // Traits implements proxier.Engine.
 func (e *engine) Traits(*desired.Service) desired.Traits {
-	return desired.Traits{ServiceIPsPass: true, LoopbackNodePorts: e.config.LocalhostNodePorts, NoHash: true}
+	return desired.Traits{ServiceIPsPass: true, LoopbackNodePorts: e.config.RouteLocalnet, NoHash: true}
 }
 
 // Abilities implements proxier.Engine.

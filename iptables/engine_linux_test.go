@@ -58,7 +58,7 @@ func (w *world) config() Config {
 				netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/32"),
 			}},
 		},
-		Variant: w.variant, LocalhostNodePorts: true,
+		Variant: w.variant, RouteLocalnet: true,
 	}
 }
 

@@ -52,7 +52,7 @@ func (p *planner) portalChains() bool {
 // localhost reports whether node ports are accepted on loopback addresses.
 func (p *planner) localhost() bool {
 	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
-	return p.config.LocalhostNodePorts && !p.v6 &&
+	return p.config.RouteLocalnet && !p.v6 &&
 		slices.ContainsFunc(p.globals.NodePortAddresses, func(p netip.Prefix) bool { return p.Contains(loopback) })
 }
 

@@ -147,7 +147,7 @@ func masqueradeAll(c *goldenCase) { c.resolver.MasqueradeAll = true }
 
 func keepInvalid(c *goldenCase) { c.config.KeepInvalid = true }
 
-func localhost(c *goldenCase) { c.config.LocalhostNodePorts = true }
+func localhost(c *goldenCase) { c.config.RouteLocalnet = true }
 
 func acceptOn(ranges ...string) func(*goldenCase) {
 	return func(c *goldenCase) {

@@ -139,7 +139,7 @@ func (p historyPlane) Engines(config proxier.Config, calls *history.Calls) (map[
 	p.lost.known.Store(false)
 	engines := map[v1.IPFamily]proxier.Engine{}
 	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
-		e, err := newEngine(Config{Config: config, Variant: p.variant, LocalhostNodePorts: p.localhost}, family, proxier.Deps{})
+		e, err := newEngine(Config{Config: config, Variant: p.variant, RouteLocalnet: p.localhost}, family, proxier.Deps{})
 		if err != nil {
 			return nil, err
 		}

@@ -103,7 +103,7 @@ func (b *intruder) setting(want string) {
 // Other hosts reach no loopback address while node ports are accepted there, when that ends in any way, and
 // afterwards. What an administrator has set for one interface opens that again.
 func TestOtherHostsNeverReachLoopbackAddresses(t *testing.T) {
-	away := func(c *Config) { c.LocalhostNodePorts = false }
+	away := func(c *Config) { c.RouteLocalnet = false }
 	cleanup := func(b *intruder, p *proxier.Proxier) {
 		b.t.Helper()
 		if err := p.Cleanup(b.t.Context()); err != nil {

@@ -131,7 +131,7 @@ func TestRulesOfOtherProgramsStay(t *testing.T) {
 				s := newSharedNode(t, variant, names)
 				for _, other := range instances {
 					if other != names {
-						_, stop := (&world{t, s.ns, variant, other}).startWith(some(3), func(c *Config) { c.LocalhostNodePorts = false })
+						_, stop := (&world{t, s.ns, variant, other}).startWith(some(3), func(c *Config) { c.RouteLocalnet = false })
 						stop()
 					}
 				}

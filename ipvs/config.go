@@ -24,10 +24,8 @@ type Config struct {
 	// HashPort makes the schedulers sh and mh hash the source port too. HashFallback makes
 	// them choose another real server if the first one has weight 0.
 	HashPort, HashFallback bool
-	// Tune, if set, returns the settings of one service port, for example from an annotation
-	// that Tracker.DecorateService has stored in Port.Ext. It must be pure; several goroutines
-	// may call it at once.
-	Tune func(s *desired.Service) Tuning
+	// Choose returns the settings of one service port; nil means those of the Config. See package proxier.
+	Choose func(s *desired.Service) Tuning
 	// Forward is how packets are forwarded to real servers. Node ports are always masqueraded, because no
 	// real server has the node's address, and so is SCTP.
 	Forward ForwardingMethod

@@ -25,7 +25,7 @@ func ExampleConfig_tune() {
 			e.Weight = 3
 		}
 	}
-	config.Tune = func(s *desired.Service) ipvs.Tuning {
+	config.Choose = func(s *desired.Service) ipvs.Tuning {
 		scheduler, _ := changetracker.Ext[string](s.Port.Ext)
 		return ipvs.Tuning{Scheduler: scheduler}
 	}

@@ -80,7 +80,7 @@ func TestForwardingMethods(t *testing.T) {
 				w.inServer("ip", "link", "set", "ip6tnl0", "up")
 			}
 			now := ForwardMasquerade
-			config := Config{Config: proxier.Config{NetNS: w.ns, Names: proxier.DefaultNames()}, SetSysctls: true, Tune: func(*desired.Service) Tuning { return Tuning{Forward: now} }}
+			config := Config{Config: proxier.Config{NetNS: w.ns, Names: proxier.DefaultNames()}, SetSysctls: true, Choose: func(*desired.Service) Tuning { return Tuning{Forward: now} }}
 			e, err := newEngine(config, family, proxier.Deps{})
 			netnstest.Check(t, err)
 			defer func() { _ = e.Close() }()

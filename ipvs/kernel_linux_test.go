@@ -381,7 +381,7 @@ func TestTakingOverFromKubeProxy(t *testing.T) {
 func TestAMissingSchedulerConcernsOneService(t *testing.T) {
 	n := newNode(t, func(c *ipvs.Config) {
 		c.Tracker.DecorateService = func(p *changetracker.ServicePort, s *v1.Service) { p.Ext = s.Annotations["scheduler"] }
-		c.Tune = func(s *desired.Service) ipvs.Tuning {
+		c.Choose = func(s *desired.Service) ipvs.Tuning {
 			scheduler, _ := changetracker.Ext[string](s.Port.Ext)
 			return ipvs.Tuning{Scheduler: scheduler}
 		}

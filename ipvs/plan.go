@@ -111,8 +111,8 @@ func (p *planner) virtuals(s *desired.Service) map[serverKey]*virtual {
 }
 
 func (p *planner) tuning(s *desired.Service) (own Tuning) {
-	if p.config.Tune != nil {
-		own = p.config.Tune(s)
+	if p.config.Choose != nil {
+		own = p.config.Choose(s)
 	}
 	return own
 }

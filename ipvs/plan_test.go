@@ -129,7 +129,7 @@ func TestSettingsOfAVirtualServer(t *testing.T) {
 		return Config{Scheduler: scheduler, HashPort: true, HashFallback: true}
 	}
 	tuned := func(c Config, own Tuning) Config {
-		c.Tune = func(*desired.Service) Tuning { return own }
+		c.Choose = func(*desired.Service) Tuning { return own }
 		return c
 	}
 	tests := map[string]struct {
@@ -203,7 +203,7 @@ func TestOnlyMasqueradingChangesThePort(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			config := Config{Forward: c.engine, Tune: func(*desired.Service) Tuning { return Tuning{Forward: c.own} }}.WithDefaults()
+			config := Config{Forward: c.engine, Choose: func(*desired.Service) Tuning { return Tuning{Forward: c.own} }}.WithDefaults()
 			p := planner{config: &config, nodeAddrs: plannedNode()}
 			s := plannedService(planned(desired.ClusterIP, "198.51.100.1", 80, desired.ScopeCluster), planned(desired.NodePort, "", 30080, desired.ScopeCluster))
 			s.Cluster = s.Cluster.With(fits)

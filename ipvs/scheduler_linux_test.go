@@ -41,7 +41,7 @@ func TestTheSchedulerIsExplained(t *testing.T) {
 		t.Run(title, func(t *testing.T) {
 			t.Parallel()
 			config := c.config.WithDefaults()
-			config.Tune = func(*desired.Service) Tuning { return c.own }
+			config.Choose = func(*desired.Service) Tuning { return c.own }
 			e := &engine{config: config}
 			tracker, err := changetracker.New(changetracker.Options{Families: []v1.IPFamily{v1.IPv4Protocol}})
 			if err != nil {

@@ -106,9 +106,8 @@ type NodePorts struct {
 	// Primary is the first address of each family in Node.Addresses. A family without an
 	// address accepts none there.
 	Primary bool
-	// Localhost is 127.0.0.1 and ::1 (KEP-6032). The engines of package userspace/localhost
-	// serve node ports there, and the IPv4 engine of package iptables with LocalhostNodePorts.
-	// New logs a warning if the engine of a family cannot.
+	// Localhost is 127.0.0.1 and ::1 (KEP-6032). It is for every engine: see the package's documentation for what
+	// serves node ports there. New logs a warning if the engine of a family cannot.
 	Localhost bool
 }
 

@@ -26,7 +26,7 @@ func withNFTables(config proxier.Config, deps proxier.Deps) (proxier.Provider, e
 func withIPTables(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {
 	config.Names = proxier.KubeProxyNames()
 	return withPortals(config, deps, func(family v1.IPFamily) (proxier.Engine, error) {
-		return iptables.NewEngine(iptables.Config{Config: config, Variant: iptables.VariantNFT, LocalhostNodePorts: true, Portals: true}, family, deps)
+		return iptables.NewEngine(iptables.Config{Config: config, Variant: iptables.VariantNFT, RouteLocalnet: true, Portals: true}, family, deps)
 	})
 }
 

@@ -239,7 +239,7 @@ func engines() []engine {
 
 func newIPTables(variant iptables.Variant, localhost bool) func(proxier.Config) (*proxier.Proxier, error) {
 	return func(c proxier.Config) (*proxier.Proxier, error) {
-		return iptables.New(iptables.Config{Config: c, Variant: variant, LocalhostNodePorts: localhost}, proxier.Deps{})
+		return iptables.New(iptables.Config{Config: c, Variant: variant, RouteLocalnet: localhost}, proxier.Deps{})
 	}
 }
 

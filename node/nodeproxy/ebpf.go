@@ -72,12 +72,12 @@ func (s *socketFlags) validate(f *faults) {
 // config is the engine's configuration, with that of its rules.
 func (s *socketFlags) config(rules nftables.Config) ebpf.Config {
 	c := ebpf.Config{Config: rules, Sockets: ebpf.Sockets{
-		Cgroups: s.chosenCgroups("/sys/fs/cgroup"), BPFFS: s.bpffs, PodsKeepSource: s.mode == socketsFast, UDP: s.udp == udpBySockets, Skip: leftToRules, RealPeer: s.realPeer,
+		Cgroups: s.chosenCgroups("/sys/fs/cgroup"), BPFFS: s.bpffs, PodsKeepSource: s.mode == socketsFast, UDP: s.udp == udpBySockets, Choose: bySockets, RealPeer: s.realPeer,
 		Namespaces: s.namespaces.list,
 	}}
 	if len(s.forwardDevices) > 0 {
-		c.FastPathAfter, c.FastPathDevice = 0, nil // one fast path is enough
-		c.Forwarding = ebpf.Forwarding{Device: matching(s.forwardDevices), Peer: matching(s.toPeer)}
+		c.FastPathAfter = 0 // one fast path is enough
+		c.FastPathByBPF, c.FastPathDevice, c.FastPathPeer = true, matching(s.forwardDevices), matching(s.toPeer)
 	}
 	return c
 }
@@ -102,12 +102,12 @@ type payload struct {
 	leftToRules bool
 }
 
-func leftToRules(s *desired.Service) bool {
+func bySockets(s *desired.Service) bool {
 	if s.Port == nil {
-		return false
+		return true
 	}
 	p, _ := changetracker.Ext[payload](s.Port.Ext)
-	return p.leftToRules
+	return !p.leftToRules
 }
 
 // decorateSockets is a changetracker.Options.DecorateService.

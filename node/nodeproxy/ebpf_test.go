@@ -58,8 +58,8 @@ func TestEBPFFlags(t *testing.T) {
 	var errs faults
 	s.validate(&errs)
 	config := s.config(nftables.Config{FastPathAfter: 20})
-	if f := config.Forwarding; !f.Device("eth0") || f.Device("lo") || f.Peer("eth0") || !f.Peer("veth1") || config.FastPathAfter != 0 {
-		t.Errorf("the fast path takes %+v, after %d packets", f, config.FastPathAfter)
+	if c := config; !c.FastPathByBPF || !c.FastPathDevice("eth0") || c.FastPathDevice("lo") || c.FastPathPeer("eth0") || !c.FastPathPeer("veth1") || c.FastPathAfter != 0 {
+		t.Errorf("the fast path is on: %t, after %d packets", c.FastPathByBPF, c.FastPathAfter)
 	}
 	got := config.Sockets
 	if len(errs) > 0 || !got.PodsKeepSource || !got.UDP || !got.RealPeer || got.BPFFS != "/bpf" || !slices.Equal(got.Cgroups, []string{"/a", "/b"}) {
@@ -82,11 +82,11 @@ func TestServicesAreLeftToTheRules(t *testing.T) {
 		decorateSockets(newAnnotations(zap.New(log)), &port, s)
 		h.decorate(&port, s)
 		chosen, _ := changetracker.Ext[payload](port.Ext)
-		if left := leftToRules(&desired.Service{Port: &port}); left != want || chosen.health.text != "tcp" || (logs.Len() == 1) != (text == "maybe") {
+		if left := !bySockets(&desired.Service{Port: &port}); left != want || chosen.health.text != "tcp" || (logs.Len() == 1) != (text == "maybe") {
 			t.Errorf("annotation %q: left to rules %v, health check %q, %d lines; want %v", text, left, chosen.health.text, logs.Len(), want)
 		}
 	}
-	if leftToRules(&desired.Service{}) {
+	if !bySockets(&desired.Service{}) {
 		t.Error("a Service without an object is left to the rules")
 	}
 }

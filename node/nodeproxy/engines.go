@@ -143,7 +143,7 @@ func (o *options) engine(m mode, config proxier.Config, deps proxier.Deps, budge
 }
 
 func (o *options) iptablesConfig(config proxier.Config) iptables.Config {
-	return iptables.Config{Config: config, LocalhostNodePorts: o.localhostNodePorts}
+	return iptables.Config{Config: config, RouteLocalnet: o.localhostNodePorts}
 }
 
 // sockets returns the userspace proxy with its portals.

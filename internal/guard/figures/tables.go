@@ -93,9 +93,9 @@ var tables = []table{ // read-only
 		"memory maps-MiB", "memory of the maps, all counted", "hook ns/connect", "connect(2): the program",
 		"hook/real-peer ns/connect", "the same with RealPeer")},
 	{"forwarded", "ebpf, fast path", columns(
-		"rules", "", "rules-ns/packet", "fast path", "", "forward-ns/packet", "with `Forwarding.Peer`", "", "peer-ns/packet",
+		"rules", "", "rules-ns/packet", "fast path", "", "forward-ns/packet", "with `FastPathPeer`", "", "peer-ns/packet",
 		"routed, no Service", "", "routed-ns/packet", "the frame alone", "", "frame-ns/packet", "fast path / rules", "", "forward/rules",
-		"with `Forwarding.Peer` / rules", "", "peer/rules"), []row{{what: "a datagram of an established flow", benchmark: "ebpf.BenchmarkForward"}}},
+		"with `FastPathPeer` / rules", "", "peer/rules"), []row{{what: "a datagram of an established flow", benchmark: "ebpf.BenchmarkForward"}}},
 	{"proxies", "userspace", columns(
 		"no proxy", "", "direct-*", "bare splice(2)", "", "limit-*", "serviceplane", "", "ours-*", "nginx, 1 worker", "", "nginx-*",
 		"nginx, 2 workers", "", "nginx2-*", "serviceplane / nginx, 1 worker", "", "ours/nginx"), slices.Concat(
