@@ -84,8 +84,8 @@ func faults() []fault {
 		{"iptables/diff.go", "old rules do not stay until the new ones are complete", `c.first.chains[chain] = slices.Concat(rules, old)`, `c.first.chains[chain] = old`},
 		{"iptables/tree.go", "chains that divide node ports by number have half of them", `high := low | uint16(1<<bits-1)`, `high := low | uint16(1<<bits-1)>>1`},
 		{"ebpf/carry.go", "source ranges do not keep sockets from an address", `case f.Restricted:
-		return scope, BySource`, `case f.Restricted && len(f.SourceRanges) == 0:
-		return scope, BySource`},
+		return scope, bySource`, `case f.Restricted && len(f.SourceRanges) == 0:
+		return scope, bySource`},
 		{"ebpf/carry.go", "without PodsKeepSource, sockets are translated that the rules would masquerade", `(!external || !c.PodsKeepSource)`, `!external`},
 		{"ebpf/carry.go", "pods lose external policy Local's exception", `scope = desired.ScopeCluster
 	case`, `scope = f.Scope
