@@ -17,6 +17,9 @@ import (
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/nftrace"
 	"github.com/serviceplane/serviceplane/internal/poll"
+	"github.com/serviceplane/serviceplane/node/debughttp"
+	"github.com/serviceplane/serviceplane/node/packettrace"
+	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
@@ -186,5 +189,18 @@ func TestNothingIsLeftAfterAKill(t *testing.T) {
 		}
 		netnstest.Check(t, running.Process.Kill())
 		_ = running.Wait()
+	}
+}
+
+// A tracer for the debug page follows packets in the network namespace of the proxy, wherever its process is.
+func TestATracerFollowsItsNamespace(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	explain := func(context.Context, desired.Packet) (e desired.Explanation, err error) { return e, nil }
+	trace := packettrace.New(explain, proxier.DefaultNames(), w.Node.NetNS())
+	a, err := trace(t.Context(), debughttp.TraceRequest{Packet: w.atServer(8080), Packets: 1, Timeout: time.Minute, Send: true, NetNS: w.Client.NetNS()})
+	netnstest.Check(t, err)
+	if a.Verdict != "passed" || a.Sent != "answered" {
+		t.Errorf("the packet is %s by %s, %s, want it seen as it passes the node", a.Verdict, a.By, a.Sent)
 	}
 }

@@ -14,5 +14,5 @@ func (o *options) socketOptions(p *testedProxy, list []debughttp.Option) []debug
 		return list
 	}
 	names := o.names(new(faults)) // checked before
-	return append(slices.Clip(list), debughttp.WithTracer(packettrace.New(p.Explain, names)))
+	return append(slices.Clip(list), debughttp.WithTracer(packettrace.New(p.Explain, names, "")))
 }

@@ -17,13 +17,13 @@ import (
 func ExampleNew() {
 	var p *proxier.Proxier // nftables.New returns it
 	names := proxier.KubeProxyNames()
-	http.Handle("/debug/", http.StripPrefix("/debug", debughttp.Handler(p, debughttp.WithTracer(packettrace.New(p.Explain, names)))))
+	http.Handle("/debug/", http.StripPrefix("/debug", debughttp.Handler(p, debughttp.WithTracer(packettrace.New(p.Explain, names, "")))))
 }
 
 // A tool follows one packet. An invalid packet is refused before anything is written.
 func ExampleNew_tool() {
 	explain := func(context.Context, desired.Packet) (e desired.Explanation, err error) { return e, nil }
-	_, err := packettrace.New(explain, proxier.KubeProxyNames())(context.Background(), debughttp.TraceRequest{Packets: 1, Timeout: time.Second})
+	_, err := packettrace.New(explain, proxier.KubeProxyNames(), "")(context.Background(), debughttp.TraceRequest{Packets: 1, Timeout: time.Second})
 	fmt.Println(err != nil)
 	// Output: true
 }

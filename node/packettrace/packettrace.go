@@ -2,7 +2,7 @@
 // tables of all programs, also those of iptables-nft. It answers which rule ended the way of a
 // packet, and whether that is what Explain says.
 //
-//	debughttp.Handler(p, debughttp.WithTracer(packettrace.New(p.Explain, names)))
+//	debughttp.Handler(p, debughttp.WithTracer(packettrace.New(p.Explain, names, netNS)))
 //	canary.New(canary.Options{Explain: packettrace.ExplainTest("")})
 //
 // While it follows a packet, the node has one table more, which accepts everything; it ends with the
@@ -17,6 +17,7 @@
 package packettrace
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/serviceplane/serviceplane/desired"
@@ -26,12 +27,12 @@ import (
 )
 
 // New returns a function for debughttp.WithTracer, which also a tool may call. explain is
-// proxier.Proxier.Explain, and names are those of its Config: they tell its rules from others.
-// Several goroutines may call the function at once.
-func New(explain func(context.Context, desired.Packet) (desired.Explanation, error), names proxier.Names) func(context.Context, debughttp.TraceRequest) (debughttp.TraceAnswer, error) {
+// proxier.Proxier.Explain. names and netNS are those of its Config: names tell its rules from others, and packets are
+// followed in the network namespace. Several goroutines may call the function at once.
+func New(explain func(context.Context, desired.Packet) (desired.Explanation, error), names proxier.Names, netNS string) func(context.Context, debughttp.TraceRequest) (debughttp.TraceAnswer, error) {
 	return func(ctx context.Context, r debughttp.TraceRequest) (a debughttp.TraceAnswer, err error) {
 		result, err := nftrace.Trace(ctx, nftrace.Options{
-			Packet: r.Packet, Limit: r.Packets, Timeout: r.Timeout, Send: r.Send, SendFrom: r.NetNS,
+			NetNS: netNS, Packet: r.Packet, Limit: r.Packets, Timeout: r.Timeout, Send: r.Send, SendFrom: cmp.Or(r.NetNS, netNS),
 		})
 		if err != nil {
 			return a, err

@@ -143,11 +143,14 @@ func (w *printer) explained(e *answers.Explanation) {
 		return
 	}
 	w.section("Endpoints, from the view of this packet:")
-	rows(w, "ENDPOINT STATE NODE ZONE CHOSEN MASQUERADE", e.Endpoints, func(e answers.ExplainedEndpoint) []string {
+	rows(w, "ENDPOINT STATE NODE ZONE CHOSEN MASQUERADE", e.Endpoints, func(endpoint answers.ExplainedEndpoint) []string {
 		chosen := "may be"
-		if e.Excluded != "" {
-			chosen = "no: " + e.Excluded
+		switch {
+		case endpoint.Excluded != "":
+			chosen = "no: " + endpoint.Excluded
+		case e.Verdict != "forward":
+			chosen = "no: the packet is not forwarded"
 		}
-		return []string{e.Address, e.State, place(&e.Endpoint), e.Zone, chosen, yesNo(e.Masquerade)}
+		return []string{endpoint.Address, endpoint.State, place(&endpoint.Endpoint), endpoint.Zone, chosen, yesNo(endpoint.Masquerade)}
 	})
 }

@@ -126,7 +126,7 @@ func traceResult(t *answers.Trace) error {
 	case t.Verdict == unseen:
 		return errors.New("no packet was followed: none came in time; see --timeout, or --send one")
 	default:
-		return fmt.Errorf("the packet does not go as explained: %w", ErrDifferent)
+		return fmt.Errorf("%w: the packet does not go as explained", ErrDifferent)
 	}
 }
 
