@@ -28,8 +28,10 @@ func ExampleNew() {
 	defer stop()
 
 	config := nftables.Config{Config: proxier.Config{
-		Node:  changetracker.Node{Name: "node-1", Zone: "zone-a"},
-		Names: proxier.KubeProxyNames(), // beside a kube-proxy: none, and another Masquerade.Mark
+		// In kube-proxy's place: Names: proxier.KubeProxyNames(). Beside it: no Names, as here,
+		// and a Masquerade.Mark of its own.
+		Node:       changetracker.Node{Name: "node-1", Zone: "zone-a"},
+		Masquerade: proxier.Masquerade{PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}},
 	}}
 	p, err := nftables.New(config, proxier.Deps{Logger: zap.NewExample()})
 	if err != nil {

@@ -194,7 +194,7 @@ func inProcess(ctx context.Context, own program, config proxier.Config, node str
 		return err // names every field that is wrong
 	}
 	observer.Watch(metrics.Sources{Status: p.Status})
-	own.mux.Handle("/healthz", healthcheck.NewHandler(p.Status, healthcheck.HandlerOptions{}))
+	own.mux.Handle("/healthz", healthcheck.NewHandler(p.Status, healthcheck.HandlerOptions{Answered: observer.ObserveHealth}))
 	own.mux.Handle("/debug/services/", http.StripPrefix("/debug/services", debughttp.Handler(p)))
 
 	tasks, ctx := errgroup.WithContext(ctx)
