@@ -70,6 +70,6 @@ func TestABadHealthCheck(t *testing.T) {
 	p := start(t, n.node, "--endpoint-health", "--state-dir="+t.TempDir(), "--manifests="+d.path, "--cluster-cidr=10.244.0.0/16,fd00:244::/32")
 	p.waitHealthy()
 	p.expectMetrics("serviceplane_endpoint_health_refused 2", `serviceplane_endpoint_health_endpoints{state="checked"} 0`) // of each IP family
-	p.waitOutput("health check refused", "ping is no kind of check")
+	p.waitOutput("health check of a Service is invalid", "ping is no kind of check")
 	n.expectNow("pod-1")
 }
