@@ -213,7 +213,8 @@ func (s *heldService) rebuildPort(service types.NamespacedName, key portKey, old
 	}
 	next.merged, next.aside = s.merge(key, old, t, limit)
 	if next.endpoints = next.merged; len(s.overrides[key]) > 0 {
-		next.endpoints = sorted.Of(s.overrides[key].apply(next.merged.Slice()))
+		local := next.port != nil && next.port.UsesLocalEndpoints()
+		next.endpoints = sorted.Of(s.overrides[key].apply(next.merged.Slice(), local))
 	}
 	return next
 }

@@ -26,6 +26,8 @@ func TestOverride(t *testing.T) {
 	}
 	eject := Override{Eject: true}
 	ejectOne := step{override(one, eject), " -10.0.0.1:8080 +10.0.0.1:8080 ejected"}
+	ending := at("10.0.0.2", conditions(false, true, true))
+	const twoEnds = " -10.0.0.2:8080 +10.0.0.2:8080 notready terminating serving=true"
 	for name, steps := range map[string][]step{
 		"eject, and restore exactly": {
 			ejectOne,
@@ -43,12 +45,16 @@ func TestOverride(t *testing.T) {
 			{slice(webSlice("b", at("10.0.0.3"))), " -10.0.0.1:8080 -10.0.0.2:8080 +10.0.0.1:8080 ejected +10.0.0.2:8080 ejected +10.0.0.3:8080"},
 			{slice(webSlice("b")), " -10.0.0.1:8080 ejected -10.0.0.2:8080 ejected -10.0.0.3:8080 +10.0.0.1:8080 +10.0.0.2:8080"},
 		},
-		"one that still serves while it terminates is usable": {
-			{
-				slice(webSlice("a", at("10.0.0.1"), at("10.0.0.2", conditions(false, true, true)))),
-				" -10.0.0.2:8080 +10.0.0.2:8080 notready terminating serving=true",
-			},
-			ejectOne,
+		"no ejection brings connections back to one that terminates": {
+			{slice(webSlice("a", at("10.0.0.1"), ending)), twoEnds},
+			{override(one, eject), ""},
+			{slice(webSlice("a", at("10.0.0.1"), at("10.0.0.2"))), " -10.0.0.1:8080 -10.0.0.2:8080 notready terminating serving=true +10.0.0.1:8080 ejected +10.0.0.2:8080"},
+			{slice(webSlice("a", at("10.0.0.1"), ending)), " -10.0.0.1:8080 ejected -10.0.0.2:8080 +10.0.0.1:8080 +10.0.0.2:8080 notready terminating serving=true"},
+		},
+		"of two that serve while they terminate, one may be ejected": {
+			{slice(webSlice("a", at("10.0.0.1", conditions(false, true, true)), ending)), " -10.0.0.1:8080 -10.0.0.2:8080 +10.0.0.1:8080 notready terminating serving=true +10.0.0.2:8080 notready terminating serving=true"},
+			{override(one, eject), " -10.0.0.1:8080 notready terminating serving=true +10.0.0.1:8080 ejected terminating serving=false"},
+			{override(two, eject), " -10.0.0.1:8080 ejected terminating serving=false +10.0.0.1:8080 notready terminating serving=true"},
 		},
 		"it survives a move to another slice": {
 			ejectOne,
@@ -120,6 +126,28 @@ func TestOverride(t *testing.T) {
 			tracker.Endpoints.EndpointSliceUpdate(webSlice("a"), true)
 			checkEmpty(t, tracker)
 		})
+	}
+}
+
+// With a traffic policy Local, an ejection brings no connections back to an endpoint of the node that terminates,
+// while endpoints of other nodes may be ejected.
+func TestOverrideOfTheLastEndpointOfANode(t *testing.T) {
+	for local, want := range map[bool]bool{true: false, false: true} {
+		tracker := mustTracker(t)
+		tracker.Services.Update(nil, webService(func(s *v1.Service) {
+			if local {
+				s.Spec.InternalTrafficPolicy = new(v1.ServiceInternalTrafficPolicyLocal)
+			}
+		}))
+		tracker.Endpoints.EndpointSliceUpdate(webSlice("a", at("10.0.0.1", onNode("here")), at("10.0.0.2", onNode("here"), conditions(false, true, true)),
+			at("10.0.0.3", onNode("there")), at("10.0.0.4", onNode("there"))), false)
+		for _, ip := range []string{"10.0.0.1:8080", "10.0.0.3:8080"} {
+			tracker.Override(http, addrPort(ip), Override{Eject: true})
+		}
+		state, _ := applyAll(t, tracker, v1.IPv4Protocol)
+		if list := state.Endpoints(http); list[0].Ejected != want || !list[2].Ejected {
+			t.Errorf("local %v: the last endpoint beside one that ends is ejected: %v, one of two on another node: %v, want %v and true", local, list[0].Ejected, list[2].Ejected, want)
+		}
 	}
 }
 
