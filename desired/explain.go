@@ -300,7 +300,7 @@ func (e *explaining) served(s *Service, f *Frontend) {
 		e.forward(s, f)
 	case Drop:
 		e.Verdict = VerdictDrop
-		e.because("traffic policy %v: there are endpoints, but none on this node", e.Scope)
+		e.because("traffic policy %v: there are endpoints, but none on this node can take the connection", e.Scope)
 	case Reject:
 		e.Verdict = VerdictReject
 		e.because("no endpoint on any node can take the connection")
@@ -392,6 +392,8 @@ func (e *explaining) source(f *Frontend) {
 	case f.Masquerade == MasqueradeNonPod && !e.isPods():
 		e.Masquerade = true
 		e.because("the source is masqueraded: %v is not the address of a pod", e.Packet.Source)
+	case f.Masquerade == MasqueradeNonPod:
+		e.because("the source is kept: %v is the address of a pod", e.Packet.Source)
 	default:
 		e.because("the source is kept")
 	}
