@@ -27,12 +27,18 @@ func (o overrides) apply(list []Endpoint, local bool) []Endpoint {
 	if len(o) == 0 {
 		return list
 	}
-	plain := list
-	ejects := o.mayEject(plain, func(*Endpoint) bool { return true })
-	ejectsOn := func(node string) bool {
-		onNode := func(e *Endpoint) bool { return e.Node == node }
-		drains := func(e Endpoint) bool { return onNode(&e) && e.draining() }
-		return !local || !slices.ContainsFunc(plain, drains) || o.mayEject(plain, onNode)
+	var all best
+	nodes := map[string]*best{}
+	for i := range list {
+		e := &list[i]
+		kept := !o[e.Addr].Eject
+		all.add(e, kept)
+		if local {
+			if nodes[e.Node] == nil {
+				nodes[e.Node] = &best{}
+			}
+			nodes[e.Node].add(e, kept)
+		}
 	}
 	list = slices.Clone(list)
 	for i := range list {
@@ -41,22 +47,20 @@ func (o overrides) apply(list []Endpoint, local bool) []Endpoint {
 		if own.Weight != 0 {
 			e.Weight = canonicalWeight(own.Weight)
 		}
-		if own.Eject && ejects && ejectsOn(e.Node) {
+		if on := nodes[e.Node]; own.Eject && all.stays() && (!local || !on.drains || on.stays()) {
 			e.Ready, e.Serving, e.Ejected = false, false, e.Usable()
 		}
 	}
 	return list
 }
 
-// mayEject reports whether the ejections leave one of the best of some endpoints: a ready one if there is one,
-// otherwise one that serves while it terminates.
-func (o overrides) mayEject(list []Endpoint, some func(*Endpoint) bool) bool {
-	var ready, readyStays, stays bool
-	for i := range list {
-		if e := &list[i]; some(e) {
-			kept := !o[e.Addr].Eject
-			ready, readyStays, stays = ready || e.Ready, readyStays || kept && e.Ready, stays || kept && e.Usable()
-		}
-	}
-	return readyStays || !ready && stays
+// best is whether the best of some endpoints would stay if all that should be are ejected: a ready one if there is
+// one, otherwise one that serves while it terminates.
+type best struct{ ready, drains, keptReady, keptUsable bool }
+
+func (b *best) add(e *Endpoint, kept bool) {
+	b.ready, b.drains = b.ready || e.Ready, b.drains || e.draining()
+	b.keptReady, b.keptUsable = b.keptReady || kept && e.Ready, b.keptUsable || kept && e.Usable()
 }
+
+func (b *best) stays() bool { return b.keptReady || !b.ready && b.keptUsable }

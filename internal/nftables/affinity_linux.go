@@ -37,8 +37,9 @@ func (a *affinityIDs) service(name changetracker.ServicePortName) (s *affinitySe
 	if !ok {
 		return nil, false
 	}
-	a.last = id
-	return a.adopt(name, id), true
+	s = a.adopt(name, id)
+	a.last = id // the limit is followed by 1
+	return s, true
 }
 
 // adopt gives a service port the number that it has in the kernel.
@@ -46,6 +47,7 @@ func (a *affinityIDs) adopt(name changetracker.ServicePortName, id uint32) *affi
 	s := &affinityService{id: id, slots: map[netip.AddrPort]uint32{}, used: map[uint32]bool{}}
 	a.services[name] = s
 	a.used[id] = true
+	a.last = max(a.last, id)
 	return s
 }
 

@@ -48,6 +48,7 @@ func (e *Engine) begin(l layout, trusted bool) map[changetracker.ServicePortName
 	hints, affinity := e.state.placed, e.state.affinity
 	if !trusted {
 		hints, affinity = nil, newAffinityIDs()
+		affinity.last = e.state.affinity.last // records hold numbers of service ports that are gone
 	}
 	e.state = state{
 		layout:        l,

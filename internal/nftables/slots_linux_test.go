@@ -378,3 +378,31 @@ func TestHashedSlotsAreComputedOnce(t *testing.T) {
 		}
 	})
 }
+
+// Records of clients hold the number of a Service that is gone. The next Service with session affinity gets another
+// number, also after a full sync that trusts nothing, and after numbers were taken over.
+func TestNumbersOfSessionAffinityAreUsedInTurn(t *testing.T) {
+	e := &Engine{}
+	e.begin(layout{}, false)
+	next := func(n int) uint32 {
+		s, ok := e.state.affinity.service(name(n))
+		if !ok {
+			t.Fatal("no number is free")
+		}
+		e.state.affinity.release(name(n))
+		return s.id
+	}
+	first := next(1)
+	e.begin(layout{}, false)
+	if second := next(2); second == first {
+		t.Errorf("the number %d is used again at once", second)
+	}
+	e.state.affinity.adopt(name(3), 70)
+	if third := next(4); third != 71 {
+		t.Errorf("after 70 was taken over, the next number is %d", third)
+	}
+	e.state.affinity.last = maxAffinityID
+	if low, lower := next(5), next(6); low != 1 || lower != 2 {
+		t.Errorf("after the last number come %d and %d, want 1 and 2", low, lower)
+	}
+}
