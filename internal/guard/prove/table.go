@@ -110,19 +110,19 @@ func packets() []proof {
 // histories are events and faults in random order, against each engine.
 func histories() (some []proof) {
 	for _, h := range []struct {
-		engine, folder, few            string  // seeds of the short form
-		whole, short                   float64 // minutes of 2,000 seeds, and of few
+		engine, folder, many, few      string  // seeds of both forms
+		whole, short                   float64 // minutes of many, and of few
 		calls, someCalls, bugs, oneBug float64 // minutes; 0 if the whole is short
 	}{
-		{"nftables", "./internal/nftables", "150 ", 20, 1.5, 8, 1, 6, 1.5},
-		{"iptables", "./iptables", "50 ", 90, 2, 8, 2, 8, 2},
-		{"ipvs", "./ipvs", "500 ", 4, 1, 1, 0, 1, 0},
-		{"ebpf", "./ebpf", "100 ", 30, 1.5, 5, 1.5, 6, 1},
-		{"userspace", "./userspace", "500 ", 4, 1, 1, 0, 2, 0},
+		{"nftables", "./internal/nftables", "2000 ", "150 ", 20, 1.5, 8, 1, 6, 1.5},
+		{"iptables", "./iptables", "500 ", "50 ", 25, 2, 8, 2, 8, 2},
+		{"ipvs", "./ipvs", "2000 ", "500 ", 4, 1, 1, 0, 1, 0},
+		{"ebpf", "./ebpf", "2000 ", "100 ", 30, 1.5, 5, 1.5, 6, 1},
+		{"userspace", "./userspace", "2000 ", "500 ", 4, 1, 1, 0, 2, 0},
 	} {
 		some = append(some,
 			row("histories-"+h.engine, fmt.Sprintf("After any history with failed calls, deaths and damage, %s programs what a new process would.", h.engine), kernel(),
-				run(h.whole, seeds+"2000 "+"go test "+h.folder+" -run=^TestHistories$"), run(h.short, seeds+h.few+"go test "+h.folder+" -run=^TestHistories$")),
+				run(h.whole, seeds+h.many+"go test "+h.folder+" -run=^TestHistories$"), run(h.short, seeds+h.few+"go test "+h.folder+" -run=^TestHistories$")),
 			row("calls-"+h.engine, fmt.Sprintf("Each call of %s in a change and in a first sync may fail in each way.", h.engine), kernel(),
 				run(h.calls, seeds+"1 "+"go test "+h.folder+" -run=^TestEachCallOfAHistory$"), run(h.someCalls, "go test "+h.folder+" -run=^TestEachCallOfAHistory$")),
 			row("bugs-"+h.engine, fmt.Sprintf("The histories of %s catch each of twelve planted bugs.", h.engine), kernel(),
