@@ -252,9 +252,9 @@ func TestRemoveSockets(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(n.sockets.BPFFS, "serviceplane")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("what was pinned is there: error %v", err)
 	}
-	if got := peer(t, n.world.LocalPods[0], false, vip(v1.IPv4Protocol)); got != vip(v1.IPv4Protocol) {
-		t.Errorf("peer %v: the rules serve the VIP", got)
-	}
+	poll.Until(t, "the rules serve the VIP", func() bool { // the kernel detaches in the background
+		return peer(t, n.world.LocalPods[0], false, vip(v1.IPv4Protocol)) == vip(v1.IPv4Protocol)
+	})
 	config.Sockets.BPFFS = filepath.Join(t.TempDir(), "missing")
 	if err := ebpf.RemoveSockets(config); err != nil {
 		t.Errorf("without a BPF file system: %v", err)

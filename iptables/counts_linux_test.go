@@ -96,7 +96,7 @@ func (c *countedNode) counted(tb testing.TB, last map[string]uint64) map[string]
 
 func eachCountedNode(t *testing.T, test func(t *testing.T, c *countedNode)) {
 	t.Helper()
-	for _, variant := range []Variant{VariantNFT, VariantLegacy} {
+	for _, variant := range variants(t) {
 		for _, names := range []proxier.Names{proxier.DefaultNames(), proxier.KubeProxyNames()} {
 			t.Run(string(variant)+"/"+names.Instance, func(t *testing.T) {
 				t.Parallel()

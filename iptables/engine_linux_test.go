@@ -19,6 +19,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/serviceplane/serviceplane/internal/chance"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/internal/poll"
@@ -37,10 +38,16 @@ type world struct {
 	names   proxier.Names
 }
 
-// everyVariant runs a test with both variants, and names of both kinds.
+// variants are those of which a test runs: one by chance, or both if tests do all of their work.
+func variants(t *testing.T) []Variant {
+	t.Helper()
+	return chance.Some(t, 1, VariantNFT, VariantLegacy)
+}
+
+// everyVariant runs a test with variants, and names of both kinds.
 func everyVariant(t *testing.T, test func(t *testing.T, w *world)) {
 	t.Helper()
-	for _, variant := range []Variant{VariantNFT, VariantLegacy} {
+	for _, variant := range variants(t) {
 		for _, names := range []proxier.Names{proxier.KubeProxyNames(), proxier.DefaultNames()} {
 			t.Run(string(variant)+"/"+names.Instance, func(t *testing.T) {
 				t.Parallel()

@@ -83,7 +83,7 @@ func aService(ip string) []history.Event {
 
 func eachHistoryVariant(t *testing.T, test func(*testing.T, history.Planes)) {
 	t.Helper()
-	for _, variant := range []Variant{VariantNFT, VariantLegacy} {
+	for _, variant := range variants(t) {
 		t.Run(string(variant), func(t *testing.T) {
 			t.Parallel()
 			test(t, func(t *testing.T, seed uint64) (plane, fresh history.Plane) {

@@ -194,7 +194,7 @@ func TestDamageBesideASyncIsRepaired(t *testing.T) {
 			change()
 		},
 	}
-	for _, variant := range []Variant{VariantNFT, VariantLegacy} {
+	for _, variant := range variants(t) {
 		for moment, order := range moments {
 			t.Run(string(variant)+"/"+moment, func(t *testing.T) {
 				t.Parallel()
@@ -251,7 +251,7 @@ func (w *world) becomes(after, want string) {
 // TestChangesAreWrittenWithoutReading: without interference no change reads a table,
 // although the engine of the other family writes to nf_tables at the same time.
 func TestChangesAreWrittenWithoutReading(t *testing.T) {
-	for _, variant := range []Variant{VariantNFT, VariantLegacy} {
+	for _, variant := range variants(t) {
 		t.Run(string(variant), func(t *testing.T) {
 			w := &world{t, netnstest.New(t), variant, proxier.DefaultNames()}
 			p, h := w.startHooked()
@@ -274,7 +274,7 @@ func TestChangesAreWrittenWithoutReading(t *testing.T) {
 // TestOthersCauseNoFullSync: changes of other programs to their own rules, during and
 // between the engine's writes, cause no read of a table.
 func TestOthersCauseNoFullSync(t *testing.T) {
-	for _, variant := range []Variant{VariantNFT, VariantLegacy} {
+	for _, variant := range variants(t) {
 		t.Run(string(variant), func(t *testing.T) {
 			t.Parallel()
 			w := &world{t, netnstest.New(t), variant, proxier.DefaultNames()}

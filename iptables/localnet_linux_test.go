@@ -140,7 +140,7 @@ func TestOtherHostsNeverReachLoopbackAddresses(t *testing.T) {
 			cleanup(b, other)
 		},
 	}
-	for _, variant := range []Variant{VariantNFT, VariantLegacy} {
+	for _, variant := range variants(t) {
 		for name, end := range ends {
 			for administrator, setting := range map[string]string{"": "", ", where an administrator has set it": settingAll, ", for one interface": settingLink} {
 				t.Run(string(variant)+"/"+name+administrator, func(t *testing.T) {
@@ -188,7 +188,7 @@ func (b *intruder) startOpen(setting string) (p *proxier.Proxier, stop func()) {
 // setting.
 func TestTheRecordOfAnEarlierProcessIsWrittenAgain(t *testing.T) {
 	t.Parallel()
-	for _, variant := range []Variant{VariantNFT, VariantLegacy} {
+	for _, variant := range variants(t) {
 		t.Run(string(variant), func(t *testing.T) {
 			t.Parallel()
 			b := &intruder{world: &world{t, netnstest.New(t), variant, proxier.DefaultNames()}}

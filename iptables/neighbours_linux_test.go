@@ -124,7 +124,7 @@ func TestRulesOfOtherProgramsStay(t *testing.T) {
 		}
 		instances = append(instances, n)
 	}
-	for _, variant := range []Variant{VariantNFT, VariantLegacy} {
+	for _, variant := range variants(t) {
 		for _, names := range instances[:3] {
 			t.Run(string(variant)+"/"+names.Instance, func(t *testing.T) {
 				t.Parallel()

@@ -24,8 +24,10 @@ case "${1:-}" in
   shift 2
   ;;
 esac
+if [ "$selection" != short ]; then
+  export SERVICEPLANE_ALL=1 # all settings of ebpf, and both families
+fi
 if [ "$selection" = packets ]; then
-  export SERVICEPLANE_ALL=1 # all settings of ebpf
   kernels+=(host)
 fi
 if [ "$#" -gt 0 ]; then

@@ -3,6 +3,7 @@
 package chance
 
 import (
+	"hash/fnv"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -28,7 +29,7 @@ func Few(few, all int) int {
 	return few
 }
 
-// New returns a source of chance. It logs the seed, which is that of SeedVariable or a new one.
+// New returns a source of chance, another one for each test. It logs the seed, which is that of SeedVariable or a new one.
 func New(tb testing.TB) *rand.Rand {
 	tb.Helper()
 	seed := uint64(rand.Uint32())
@@ -39,7 +40,9 @@ func New(tb testing.TB) *rand.Rand {
 		}
 	}
 	tb.Logf("seed %d; to draw the same again: %s=%d", seed, SeedVariable, seed)
-	return rand.New(rand.NewPCG(seed, 0))
+	name := fnv.New64a()
+	_, _ = name.Write([]byte(tb.Name()))
+	return rand.New(rand.NewPCG(seed, name.Sum64()))
 }
 
 // Some returns n of the values by chance, in their order; or all values if tests do all of their work.

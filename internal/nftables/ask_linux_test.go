@@ -64,7 +64,7 @@ func BenchmarkLarge(b *testing.B) {
 // TestAReplacementOfALargeTableFits: a table of another program is replaced in one transaction, also
 // by 100,000 Services with 10 endpoints each.
 func TestAReplacementOfALargeTableFits(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		ns, m := netnstest.New(t), model{}
 		for n := range 100 {
 			s := &desired.Service{Name: name(n), Protocol: desired.TCP}
@@ -105,7 +105,7 @@ func largeSets() []setID {
 // finds what a dump finds, and repairs it. On kernels that count elements it needs no dump for an
 // undamaged table, nor after changes that leave the number of elements, and the smaller sets.
 func TestAReadingByKeyIsADump(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		e, m := w.engine(t, netnstest.New(t)), model{}
 		for n := range 12 {
 			m[name(n)] = w.service(n)

@@ -121,7 +121,7 @@ func mustCount(t *testing.T, e *Engine, most int) {
 // TestATenantWhoVariesEverythingMakesNoChainsPileUp changes service ports a thousand times,
 // with errors of the kernel and full syncs in between.
 func TestATenantWhoVariesEverythingMakesNoChainsPileUp(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		v := &victim{world: w, net: proxiertest.NewTopology(t)}
 		start := func() *Engine {
 			e, err := NewEngine(Config{Config: proxier.Config{NetNS: v.net.Node.NetNS()}}, w.family, proxier.Deps{})
@@ -171,7 +171,7 @@ func TestATenantWhoVariesEverythingMakesNoChainsPileUp(t *testing.T) {
 
 // TestTimeoutsAddUpToFewChains gives each of thousands of service ports its own timeout.
 func TestTimeoutsAddUpToFewChains(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		e, m := w.engine(t, netnstest.New(t)), model{}
 		for n := range 3000 {
 			s := &desired.Service{

@@ -181,7 +181,7 @@ func (m model) udp() model {
 // Connections are counted exactly over any history of partial and full syncs, with weights, consistent hashes,
 // session affinity and every kind of frontend. A restart begins at zero.
 func TestConnectionsAreCountedExactly(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		c, m := newCounted(t, w), w.udp(30)
 		mustApply(t, c.Engine, m.full(w))
 		for i := range 20 {
@@ -210,7 +210,7 @@ func TestConnectionsAreCountedExactly(t *testing.T) {
 // TestCountsBesideSyncsNeitherLoseNorDouble: packets, syncs and readings run at once. Endpoints
 // change all the time, so that counters change their owners.
 func TestCountsBesideSyncsNeitherLoseNorDouble(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		c, m := newCounted(t, w), model{}
 		draw := func(n int) *desired.Service {
 			s := w.balanced(1+w.rand.IntN(8), changetracker.Random)
@@ -280,7 +280,7 @@ func TestALatePacketIsCounted(t *testing.T) {
 	for _, full := range []bool{false, true} {
 		for _, before := range []int{0, 2} {
 			t.Run(fmt.Sprintf("full=%t/before=%d", full, before), func(t *testing.T) {
-				bothFamilies(t, func(t *testing.T, w *world) {
+				eachFamily(t, func(t *testing.T, w *world) {
 					c, m := newCounted(t, w), model{}
 					s := w.balanced(1, changetracker.Random)
 					s.Protocol = desired.UDP
@@ -317,7 +317,7 @@ func TestALatePacketIsCounted(t *testing.T) {
 // TestCountsOfWhatIsGoneAreForgotten: however many service ports have come and gone, the process knows
 // no more counters than the kernel has, and a full sync leaves none there.
 func TestCountsOfWhatIsGoneAreForgotten(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		c, none := newCounted(t, w), model{}
 		mustApply(t, c.Engine, none.full(w))
 		for range 5 {
@@ -376,7 +376,7 @@ func (c *counted) counters() string {
 // The setting of counts takes effect at once, also on the table of another setting. Without counts, nothing that
 // costs stays in the table.
 func TestSettingOfCountsTakesEffectAtOnce(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		c, m := newCounted(t, w), w.udp(20)
 		for _, on := range []bool{false, true, false, true} {
 			e := w.counting(t, c.node, on)
@@ -400,7 +400,7 @@ func TestSettingOfCountsTakesEffectAtOnce(t *testing.T) {
 
 // Connections work when there is no room for counters, and connections to other endpoints are still counted.
 func TestWithoutRoomForCountersConnectionsWork(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		c, m := newCounted(t, w), model{}
 		c.counterLimit = 2
 		for n := range 6 {

@@ -76,7 +76,7 @@ func devices(t *testing.T, e *Engine) string {
 // TestTheFastPathIsPartOfTheTable: rules are those that nft prints, a restart writes nothing, each
 // damage is found and repaired, a configuration without it removes it, and Cleanup too.
 func TestTheFastPathIsPartOfTheTable(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		ns := cabled(t, "eth0", "pod1")
 		e, m := w.fast(t, ns), fastModel(w)
 		mustApply(t, e, m.full(w))
@@ -125,7 +125,7 @@ func TestTheFastPathIsPartOfTheTable(t *testing.T) {
 // TestServicePortsAskForTheFastPath: elements come and go with a service port's wish, and with its
 // endpoints.
 func TestServicePortsAskForTheFastPath(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		ns := cabled(t, "eth0")
 		e, m := w.fast(t, ns), fastModel(w)
 		mustApply(t, e, m.full(w))
@@ -169,7 +169,7 @@ func mustListOf(t *testing.T, ns *netns.NS, w *world, id setID) string {
 // TestDevicesOfTheFastPathFollowLinks: devices come and go without an update. Another program that
 // takes one away is reported.
 func TestDevicesOfTheFastPathFollowLinks(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		ns := cabled(t, "eth0", "other0")
 		e := w.fast(t, ns, func(c *Config) {
 			c.FastPathDevice = func(name string) bool { return !strings.HasPrefix(name, "other") }
@@ -213,7 +213,7 @@ func TestDevicesOfTheFastPathFollowLinks(t *testing.T) {
 
 // The fast path has more devices than one message may name.
 func TestManyDevices(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		const n = devicesOfMessage + 72 // longer than the first page of a dump too
 		ns := netnstest.New(t)
 		netnstest.Check(t, ns.Do(func() error { return addDummies(n) }))

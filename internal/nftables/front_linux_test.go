@@ -38,7 +38,7 @@ func (f *Front) must(t *testing.T, u desired.Update, b Behind) proxier.ApplyRepo
 // accepted again: those without endpoints, those that Behind refuses, and VIPs that the
 // engine behind holds.
 func TestAFrontHoldsWhatItIsTold(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		const services = 20
 		ns := netnstest.New(t)
 		f, m := w.front(t, ns), model{}
@@ -128,7 +128,7 @@ func (f *Front) mustHold(t *testing.T, m model, b Behind) {
 
 // TestWhatAFrontLetsThrough uses a server on the node in place of the engine behind.
 func TestWhatAFrontLetsThrough(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		node, client := netnstest.New(t), netnstest.New(t)
 		at := func(n int) string { return netip.PrefixFrom(w.addr(5, n), w.addr(0, 0).BitLen()-8).String() }
 		netnstest.Connect(t, node, []string{at(1), at(2), at(3), at(4)}, client, []string{at(100)})

@@ -25,7 +25,7 @@ func watchUntilDamage(t *testing.T, e *Engine) (reported <-chan proxier.Damage) 
 // TestAListenerThatJoinsLateAsksForACheck: a new process finds its table right, and writes
 // nothing. Then another program changes it before the process listens.
 func TestAListenerThatJoinsLateAsksForACheck(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		ns, m := netnstest.New(t), model{name(1): w.service(1)}
 		mustApply(t, w.engine(t, ns), m.full(w))
 		e := w.engine(t, ns)

@@ -143,7 +143,7 @@ func (l *looked) without(ids ...setID) {
 // TestAPacketThatMissesAtEachLookIsDropped: whatever a packet for a frontend misses, and however often, it
 // never leaves without translation, from the node or through it (PKT-88).
 func TestAPacketThatMissesAtEachLookIsDropped(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		l := newLooked(t, w)
 		e := w.engine(t, l.node)
 		mustApply(t, e, l.update)
@@ -174,7 +174,7 @@ func TestAPacketThatMissesAtEachLookIsDropped(t *testing.T) {
 
 // TestAFrontDropsWhatMissesAtEachLook: the engine behind would forward it, unmarked and unfiltered.
 func TestAFrontDropsWhatMissesAtEachLook(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		l := newLooked(t, w)
 		f := w.front(t, l.node)
 		b := Behind{Holds: func(netip.Addr) bool { return false }}
@@ -193,7 +193,7 @@ func TestAFrontDropsWhatMissesAtEachLook(t *testing.T) {
 
 // TestASecondLookIsEnough: what the first look has missed reaches an endpoint.
 func TestASecondLookIsEnough(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		l := newLooked(t, w)
 		e := w.engine(t, l.node)
 		mustApply(t, e, l.update)

@@ -38,7 +38,7 @@ func (r *resizing) Dump(ctx context.Context, w *nft.Batch, reset func(), each fu
 
 // A dump during a resize is read again, also where the kernel does not count elements.
 func TestADumpDuringAResizeIsReadAgain(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		e, m := w.engine(t, netnstest.New(t)), verified(w)
 		mustApply(t, e, m.full(w))
 		read := func() *observation {

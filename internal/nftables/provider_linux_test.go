@@ -134,7 +134,7 @@ func TestBadObjectsHoldUpNoGoodOne(t *testing.T) {
 
 // TestPlanShowsWhatApplyPrograms compares the dry run with the kernel.
 func TestPlanShowsWhatApplyPrograms(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		e := w.engine(t, netnstest.New(t))
 		m := model{}
 		for n := range 12 {

@@ -116,7 +116,7 @@ func (p *predecessor) engineWith(t *testing.T, change func(*Config)) *Engine {
 // TestATableOfAnotherConfigurationStaysInUse changes the mark, the priorities and pod
 // detection: all of them are in the rules.
 func TestATableOfAnotherConfigurationStaysInUse(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		p := startPredecessor(t, w)
 		u := p.m.full(w)
 		u.Globals.PodCIDRs, u.Globals.PodInterface = nil, "veth*"
@@ -162,7 +162,7 @@ func TestATableOfAnotherVersionIsTakenOver(t *testing.T) {
 		}
 		add element IP serviceplane classes { 0x80009999 : goto old-target }
 	`
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		p := startPredecessor(t, w)
 		mustNFT(t, p.ns, strings.ReplaceAll(older, "IP", ipKeyword(w.family)))
 		// A new class whose chain already exists.
@@ -187,7 +187,7 @@ func TestATableOfAnotherVersionIsTakenOver(t *testing.T) {
 // TestNewSourceRangesOverlapOldOnes: a repair replaces source ranges by others that begin, end
 // or lie in them, or around them. Each change begins with a new engine, as after a restart.
 func TestNewSourceRangesOverlapOldOnes(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		p := startPredecessor(t, w)
 		at := w.addr(5, 0)
 		var all []netip.Prefix
@@ -215,7 +215,7 @@ func TestNewSourceRangesOverlapOldOnes(t *testing.T) {
 
 // TestTheVersionIsKept changes the version in one base chain with the right rules.
 func TestTheVersionIsKept(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		p := startPredecessor(t, w)
 		e := w.engine(t, p.ns)
 		u := p.m.full(w)
@@ -288,7 +288,7 @@ func TestATableOfSomebodyElseIsReplaced(t *testing.T) {
 // TestATableThatCannotBeRepairedIsReplaced makes a foreign map refer to one of our chains,
 // so that it cannot become a base chain again.
 func TestATableThatCannotBeRepairedIsReplaced(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		p := startPredecessor(t, w)
 		ip := ipKeyword(w.family)
 		mustNFT(t, p.ns, strings.ReplaceAll(`

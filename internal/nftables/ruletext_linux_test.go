@@ -14,7 +14,7 @@ import (
 // TestRulesArePrintedAsNFTDoes compares the rules of Dump with those of "nft list": every
 // chain, and every way to recognize pods.
 func TestRulesArePrintedAsNFTDoes(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		m, listed := model{}, map[string]bool{}
 		for n := range 30 {
 			m[name(n)] = w.service(n)

@@ -133,7 +133,7 @@ func (w *world) balanced(endpoints int, policy changetracker.Balancing) *desired
 // Each changed slot costs a deletion and an addition, and at most a new chain and the number of slots of the
 // frontend.
 func TestOnlyChangedSlotsAreWritten(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		weighted := func(weights ...uint16) *desired.Service {
 			s := w.balanced(len(weights), changetracker.Random)
 			s.ClusterWeights = weights
@@ -359,7 +359,7 @@ func TestTheMostEndpoints(t *testing.T) {
 
 // TestHashedSlotsAreComputedOnce: a change of the frontends does not compute them again.
 func TestHashedSlotsAreComputedOnce(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		e, s := w.engine(t, netnstest.New(t)), w.balanced(10, changetracker.SourceHash)
 		m := model{s.Name: s}
 		mustApply(t, e, m.full(w))

@@ -136,7 +136,7 @@ func found(r *proxier.Verification) (list []string) {
 // TestVerifyNamesEachDamage changes the table as another program: Verify names what was
 // changed and nothing else, and writes nothing.
 func TestVerifyNamesEachDamage(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		ns := netnstest.New(t)
 		e, m := w.engine(t, ns), verified(w)
 		mustApply(t, e, m.full(w))
@@ -149,7 +149,7 @@ func TestVerifyNamesEachDamage(t *testing.T) {
 
 // Elements that match what no other does are found and removed, in sets of each kind.
 func TestCatchAllsAreFoundAndRemoved(t *testing.T) {
-	bothFamilies(t, func(t *testing.T, w *world) {
+	eachFamily(t, func(t *testing.T, w *world) {
 		ns := netnstest.New(t)
 		e, m := w.engine(t, ns), verified(w)
 		mustApply(t, e, m.full(w))

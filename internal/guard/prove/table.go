@@ -81,8 +81,14 @@ func kernels() (some []proof) {
 }
 
 // packets compare what packets do with the rules.
-func packets() []proof {
-	return []proof{
+func packets() (some []proof) {
+	for _, e := range [][3]string{
+		{"nftables", "./internal/nftables", "TestAnyFailedMessage"}, {"iptables", "./iptables", "TestPackets|TestExplain|TestTrace"}, {"ebpf", "./ebpf", "TestPackets"},
+	} {
+		some = append(some, row("variants-"+e[0], "What else the gate tests of "+e[0]+" in one family or variant by chance holds in all.", kernel(bpftool),
+			run(4, all+"go test "+e[1]+" -skip=^(TestHistories|TestEachCall|"+e[2]+")")))
+	}
+	return append(some,
 		row("packets-nftables", "Real packets fare as every rule says with nftables, in every setting.", kernel(),
 			run(4, all+"go test ./nftables -run=^TestPackets")),
 		row("packets-iptables", "Real packets fare as every rule says with iptables, both variants.", kernel(), run(6, all+"go test ./iptables -run=^TestPackets")),
@@ -101,10 +107,10 @@ func packets() []proof {
 		row("refusals-changes", "While Services change, no packet gets through that was refused before and is refused or forwarded after.", kernel(),
 			run(60, "go test ./internal/refusals -run=^TestNothing -refusals.toggles=100"), run(2, "go test ./internal/refusals -run=^TestNothing -refusals.toggles=2")),
 		row("transitions", "Whatever changes of a Service, no connection and no datagram is lost while an endpoint is right.", kernel(),
-			run(8, all+"go test ./internal/refusals -run=^TestTransitions -refusals.asks=20000"), run(2, "go test ./internal/refusals -run=^TestTransitions")),
+			run(8, all+"go test ./internal/refusals -run=^(TestTransitions|TestNoConnectionIsLost) -refusals.asks=20000"), run(2, "go test ./internal/refusals -run=^TestTransitions")),
 		row("coexistence", "Rules of firewalls, container engines and CNI plugins stay, and packets fare beside them.", kernel(foreign),
 			run(4, all+"go test ./internal/coexistence"), run(2, "go test ./internal/coexistence")).on("hack/foreign.sh"),
-	}
+	)
 }
 
 // histories are events and faults in random order, against each engine.
@@ -122,11 +128,11 @@ func histories() (some []proof) {
 	} {
 		some = append(some,
 			row("histories-"+h.engine, fmt.Sprintf("After any history with failed calls, deaths and damage, %s programs what a new process would.", h.engine), kernel(),
-				run(h.whole, seeds+h.many+"go test "+h.folder+" -run=^TestHistories$"), run(h.short, seeds+h.few+"go test "+h.folder+" -run=^TestHistories$")),
+				run(h.whole, all+seeds+h.many+"go test "+h.folder+" -run=^TestHistories$"), run(h.short, seeds+h.few+"go test "+h.folder+" -run=^TestHistories$")),
 			row("calls-"+h.engine, fmt.Sprintf("Each call of %s in a change and in a first sync may fail in each way.", h.engine), kernel(),
-				run(h.calls, seeds+"1 "+"go test "+h.folder+" -run=^TestEachCallOfAHistory$"), run(h.someCalls, "go test "+h.folder+" -run=^TestEachCallOfAHistory$")),
+				run(h.calls, all+seeds+"1 "+"go test "+h.folder+" -run=^TestEachCallOfAHistory$"), run(h.someCalls, "go test "+h.folder+" -run=^TestEachCallOfAHistory$")),
 			row("bugs-"+h.engine, fmt.Sprintf("The histories of %s catch each of twelve planted bugs.", h.engine), kernel(),
-				run(h.bugs, seeds+"1 "+"go test "+h.folder+" -run=^TestHistoriesCatchPlantedBugs$"), run(h.oneBug, "go test "+h.folder+" -run=^TestHistoriesCatchPlantedBugs$")))
+				run(h.bugs, all+seeds+"1 "+"go test "+h.folder+" -run=^TestHistoriesCatchPlantedBugs$"), run(h.oneBug, "go test "+h.folder+" -run=^TestHistoriesCatchPlantedBugs$")))
 	}
 	const modes = "go test ./proxiertest/history -run=^TestModesChange$"
 	const versions = "go test ./informer ./nftables -run=^(TestANodeHasWhatItSays|TestTheKernelHasWhatTheNodeSays)$"

@@ -56,9 +56,9 @@ func TestTable(t *testing.T) {
 }
 
 var (
-	runFlag = regexp.MustCompile(`^-run=\^?\(?(.*?)\)?\$?$`)        // read-only
-	anyFlag = regexp.MustCompile(`^-((?:[a-z]+\.)?[a-z-]+)`)        // read-only
-	goFlags = regexp.MustCompile(`^-(count|timeout|run|race)\b.*$`) // read-only
+	runFlag = regexp.MustCompile(`^-(?:run|skip)=\^?\(?(.*?)\)?\$?$`)    // read-only
+	anyFlag = regexp.MustCompile(`^-((?:[a-z]+\.)?[a-z-]+)`)             // read-only
+	goFlags = regexp.MustCompile(`^-(count|timeout|run|skip|race)\b.*$`) // read-only
 )
 
 // faults says what is wrong with a command.

@@ -3,6 +3,7 @@ package netnstest
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -18,7 +19,9 @@ import (
 const RequireKernel = "SERVICEPLANE_REQUIRE_KERNEL"
 
 // New returns a network namespace that ends with the test. Without the privilege to
-// create one, the test is skipped, or fails if RequireKernel is set.
+// create one, the test is skipped, or fails if RequireKernel is set. Its connection tracking
+// soon forgets TCP connections that both ends have closed: the kernel has one table for all
+// namespaces, and each cleaning of stale flows would read those of two minutes.
 func New(tb testing.TB) *netns.NS {
 	tb.Helper()
 	ns, err := netns.New()
@@ -28,7 +31,18 @@ func New(tb testing.TB) *netns.NS {
 			tb.Errorf("close network namespace: %v", err)
 		}
 	})
+	for _, state := range []string{"time_wait", "close", "last_ack"} {
+		if err := setTimeout(ns, "tcp_timeout_"+state, 5*time.Second); err != nil && !errors.Is(err, fs.ErrNotExist) { // without the module
+			Check(tb, err)
+		}
+	}
 	return ns
+}
+
+func setTimeout(ns inside, name string, timeout time.Duration) error {
+	return ns.Do(func() error {
+		return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_"+name, strconv.AppendInt(nil, int64(timeout/time.Second), 10), 0)
+	})
 }
 
 // Check fails the test if err is not nil. If privileges are missing and RequireKernel is
@@ -70,9 +84,7 @@ func ForgetSoon(tb testing.TB, ns inside, udp time.Duration) {
 		timeouts["tcp_timeout_"+state] = time.Second
 	}
 	for name, timeout := range timeouts {
-		Check(tb, ns.Do(func() error {
-			return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_"+name, strconv.AppendInt(nil, int64(timeout/time.Second), 10), 0)
-		}))
+		Check(tb, setTimeout(ns, name, timeout))
 	}
 }
 
