@@ -59,16 +59,12 @@ func (c *cleaner) Clean(ctx context.Context, family v1.IPFamily, check desired.F
 		}
 	}
 	judge, ending := flows.NewJudge(check, addrs), c.ending[family]
-	which := netlinkx.AllFlows
 	ended, err := c.endedFlows(judge, check)
 	if err != nil {
 		return 0, classify(err)
 	}
 	defer ended.close()
-	if len(check.Frontends)+len(check.ServiceCIDRs)+len(check.End) == 0 && !ended.asked {
-		which = netlinkx.Unanswered
-	}
-	deleted, err = netlinkx.DeleteFlows(s, uint8(number(family)), which, func(f *netlinkx.Flow) bool {
+	deleted, err = netlinkx.DeleteFlows(s, uint8(number(family)), which(&check, ended.asked), func(f *netlinkx.Flow) bool {
 		flow := flows.Flow{Protocol: desired.Protocol(f.Protocol), Client: f.Source, Dialled: f.Destination, Server: f.Server, Answered: f.Answered}
 		if judge.Ends(flow) {
 			if f.TCPState == netlinkx.TCPSynSent { // its client tries again, and gets another endpoint
@@ -81,6 +77,36 @@ func (c *cleaner) Clean(ctx context.Context, family v1.IPFamily, check desired.F
 	})
 	ending.begin()
 	return deleted, classify(cmp.Or(err, ended.err))
+}
+
+// which returns what all flows of a check have in common: to copy a flow out of the kernel takes ten times as long as
+// to pass by.
+func which(check *desired.FlowCheck, answered bool) (w netlinkx.Which) {
+	if len(check.ServiceCIDRs) > 0 {
+		return w
+	}
+	w.Unanswered = len(check.Frontends)+len(check.End) == 0 && !answered
+	all := slices.Concat(check.Frontends, check.Untranslated, check.End)
+	if len(all) == 0 {
+		return w
+	}
+	first := all[0].Key
+	same := func(f func(*desired.Key) bool) bool {
+		return !slices.ContainsFunc(all, func(other desired.Flows) bool { return !f(&other.Key) })
+	}
+	var addr netip.Addr
+	var port uint16
+	if same(func(k *desired.Key) bool { return k.VIP == first.VIP }) {
+		addr = first.VIP
+	}
+	if same(func(k *desired.Key) bool { return k.Protocol == first.Protocol }) {
+		w.Protocol = uint8(first.Protocol)
+		if same(func(k *desired.Key) bool { return k.Port == first.Port }) {
+			port = first.Port
+		}
+	}
+	w.To = netip.AddrPortFrom(addr, port)
+	return w
 }
 
 // endedFlows are the connections of processes that have ended: see desired.Flows.Own. A process that lingers still has its

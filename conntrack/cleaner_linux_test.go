@@ -211,7 +211,7 @@ func TestAConnectionThatIsAnsweredMeanwhileStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	deleted, err := netlinkx.DeleteFlows(s, unix.AF_INET, netlinkx.AllFlows, func(f *netlinkx.Flow) bool {
+	deleted, err := netlinkx.DeleteFlows(s, unix.AF_INET, netlinkx.Which{}, func(f *netlinkx.Flow) bool {
 		if f.Source == answered.client && f.TCPState != established {
 			update := answered
 			update.tcpState = established

@@ -294,7 +294,7 @@ func (l *left) remove(servers map[serverKey]bool, vips map[netip.Addr]bool) erro
 	if err := l.removeRoutes(vips); err != nil {
 		return err
 	}
-	_, err := netlinkx.DeleteFlows(l.flows, l.family(), netlinkx.AllFlows, func(f *netlinkx.Flow) bool {
+	_, err := netlinkx.DeleteFlows(l.flows, l.family(), netlinkx.Which{}, func(f *netlinkx.Flow) bool {
 		return !f.Translated && servers[keyOf(protocolOf(f.Protocol), f.Destination)]
 	})
 	if err != nil {

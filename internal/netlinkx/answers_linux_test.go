@@ -48,7 +48,7 @@ func TestACallWithoutAnAnswerEnds(t *testing.T) {
 		t.Errorf("the flow exists: %v, %v, want true", exists, err)
 	}
 	netnstest.Check(t, s.netfilter.Send(refused))
-	if deleted, err := DeleteFlows(s, unix.AF_INET, AllFlows, func(*Flow) bool { return true }); err != nil || deleted != 1 {
+	if deleted, err := DeleteFlows(s, unix.AF_INET, Which{}, func(*Flow) bool { return true }); err != nil || deleted != 1 {
 		t.Errorf("deleted %d flows, %v, want 1", deleted, err)
 	}
 }

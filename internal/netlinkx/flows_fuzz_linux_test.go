@@ -1,17 +1,10 @@
 package netlinkx
 
 import (
-	"bytes"
 	"testing"
 
 	"github.com/vishvananda/netlink/nl"
-	"golang.org/x/sys/unix"
 )
-
-// nest puts attributes into one.
-func nest(typ uint16, inner ...[]byte) []byte {
-	return appendAttribute(nil, typ|unix.NLA_F_NESTED, bytes.Join(inner, nil))
-}
 
 // tuple is one direction of an entry of the connection tracking table.
 func tuple(typ, source, destination uint16, from, to []byte) []byte {

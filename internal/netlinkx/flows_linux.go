@@ -91,20 +91,25 @@ const (
 	ipsDNAT      = 1 << 5
 )
 
-// Which are the entries that a dump lists at least: kernels before 5.15 do not filter, and list all.
-type Which int
-
-const (
-	// AllFlows are all entries.
-	AllFlows Which = iota
-	// Unanswered are those that were not translated and have no answer.
-	Unanswered
-)
+// Which are the entries that a dump lists at least. Its zero value are all entries. The kernel does not compare
+// ports of SCTP. It is not asked for addresses of IPv6: Linux 5.8 to 6.18 list all entries but those with the address.
+type Which struct {
+	// Unanswered are entries that were not translated and have no answer. Kernels before 5.15 list others too.
+	Unanswered bool
+	// Protocol, unless 0, and the address and the port of To, unless zero, are what the client has sent to. A port
+	// needs a Protocol.
+	Protocol uint8
+	To       netip.AddrPort
+}
 
 // TCPSynSent is TCP_CONNTRACK_SYN_SENT of linux/netfilter/nf_conntrack_tcp.h.
 const TCPSynSent = 1
 
-const ctaStatusMask = 26 // CTA_STATUS_MASK of linux/netfilter/nfnetlink_conntrack.h
+// Of linux/netfilter/nfnetlink_conntrack.h, and the bits of the kernel's nf_internals.h.
+const (
+	ctaFilter, ctaFilterOrigFlags, ctaStatusMask = 25, 1, 26
+	filterAddress, filterProtocol, filterToPort  = 1 << 1, 1 << 3, 1 << 5
+)
 
 // DeleteFlows deletes the entries of one address family for which stale returns true, and
 // returns how many. If the dump is interrupted, it repeats it. The netlink package has such
@@ -154,19 +159,41 @@ func (s *Socket) removeIf(family uint8, id []byte, look bool, stale func(*Flow) 
 // ListFlows calls each for the entries of one address family, more than once if the dump is
 // interrupted.
 func ListFlows(s *Socket, family uint8, each func(*Flow)) error {
-	return Retry(func() error { return s.list(family, AllFlows, each) })
+	return Retry(func() error { return s.list(family, Which{}, each) })
 }
 
 func (s *Socket) list(family uint8, which Which, each func(*Flow)) error {
-	var filter []byte
-	if which == Unanswered {
-		filter = appendAttribute(nil, nl.CTA_STATUS, nl.BEUint32Attr(0))
-		filter = appendAttribute(filter, ctaStatusMask, nl.BEUint32Attr(ipsSeenReply|ipsDNAT))
-	}
-	if err := s.ask(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, family, filter, each); err != nil {
+	if err := s.ask(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, family, which.filter(), each); err != nil {
 		return fmt.Errorf("list flows: %w", err)
 	}
 	return nil
+}
+
+func (w Which) filter() (attrs []byte) {
+	if w.Unanswered {
+		attrs = appendAttribute(attrs, nl.CTA_STATUS, nl.BEUint32Attr(0))
+		attrs = appendAttribute(attrs, ctaStatusMask, nl.BEUint32Attr(ipsSeenReply|ipsDNAT))
+	}
+	var flags uint32
+	var tuple, to []byte
+	if addr := w.To.Addr(); addr.Is4() {
+		flags |= filterAddress
+		tuple = nest(nl.CTA_TUPLE_IP, appendAttribute(nil, nl.CTA_IP_V4_DST, addr.AsSlice()))
+	}
+	if w.Protocol != 0 {
+		flags |= filterProtocol
+		to = appendAttribute(nil, nl.CTA_PROTO_NUM, []byte{w.Protocol})
+		if w.To.Port() != 0 {
+			flags |= filterToPort
+			to = appendAttribute(to, nl.CTA_PROTO_DST_PORT, binary.BigEndian.AppendUint16(nil, w.To.Port()))
+		}
+		tuple = append(tuple, nest(nl.CTA_TUPLE_PROTO, to)...)
+	}
+	if flags == 0 {
+		return attrs
+	}
+	attrs = append(attrs, nest(nl.CTA_TUPLE_ORIG, tuple)...)
+	return append(attrs, nest(ctaFilter, appendAttribute(nil, ctaFilterOrigFlags, binary.NativeEndian.AppendUint32(nil, flags)))...)
 }
 
 // Hash identifies an entry that is being listed, or whose end is being told: two have the same
@@ -256,6 +283,11 @@ func identity(attrs []byte) []byte {
 		}
 	}
 	return id
+}
+
+// nest puts attributes into one.
+func nest(typ uint16, inner ...[]byte) []byte {
+	return appendAttribute(nil, typ|unix.NLA_F_NESTED, slices.Concat(inner...))
 }
 
 func appendAttribute(b []byte, typ uint16, value []byte) []byte {
