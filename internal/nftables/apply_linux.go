@@ -12,26 +12,34 @@ import (
 )
 
 // stepElements is about the largest number of element writes of one transaction; it may be
-// exceeded by one service port. Other programs in the network namespace cannot commit
-// meanwhile: so many writes take about a millisecond, and larger steps are no faster.
+// exceeded by one service port, or by several that pass frontends to each other. Other programs
+// in the network namespace cannot commit meanwhile: so many writes take about a millisecond,
+// and larger steps are no faster.
 const stepElements = 500
 
-// applyChanges writes the differences between the update and the kernel, by service port.
+// applyChanges writes the differences between the update and the kernel, by service port. One that
+// loses a frontend to another has a step with it, so that the frontend serves all the time.
 func (e *Engine) applyChanges(ctx context.Context, update desired.Update) error {
 	if !e.state.globals.SameDetection(&update.Globals) {
 		return proxier.ErrNotFull
 	}
-	t := e.beginStep()
+	t, k := e.beginStep(), kin{update: &update}
 	for i := range update.Changes {
-		c := &update.Changes[i]
-		e.change(t, c.Name, c.After)
-		if c.After != nil && t.elements >= stepElements {
+		if k.written[i] {
+			continue
+		}
+		for k.begin(i); k.more(); {
+			c := k.next()
+			was := e.state.placed[c.Name]
+			e.change(t, c.Name, c.After)
+			k.follow(c.Name, was.all(), e.state.placed[c.Name].all())
+		}
+		if t.elements >= stepElements {
 			if err := e.commit(ctx, t, nil); err != nil {
 				return err
 			}
 		}
 	}
-	e.state.frontends.flush(t, true)
 	if err := e.commit(ctx, t, e.changedGlobals(&update.Globals)); err != nil {
 		return err
 	}

@@ -74,7 +74,7 @@ type state struct {
 
 // flushCounts writes the changes of the shared sets.
 func (s *state) flushCounts(sink elementSink) {
-	s.frontends.flush(sink, false)
+	s.frontends.flush(sink)
 	s.clusterIPs.flush(sink)
 	s.hairpins.flush(sink)
 	s.healthPorts.flush(sink)

@@ -131,21 +131,16 @@ func (f frontendSets) add(k desired.Key, n int) {
 	}
 }
 
-// flush writes the new frontends. Those that are gone are for the last step of an update, because
-// another service port may still get them.
-func (f frontendSets) flush(sink elementSink, last bool) {
+// flush writes the new frontends, and deletes those that are gone.
+func (f frontendSets) flush(sink elementSink) {
 	for k, n := range f {
-		in := forKind(k, setFrontends, setNodePortFrontends)
-		switch {
-		case n > 0:
+		if in := forKind(k, setFrontends, setNodePortFrontends); n > 0 {
 			sink.put(in, frontendKey(k), elementBytes{}, elementBytes{})
-		case last:
+		} else {
 			sink.remove(in, frontendKey(k), elementBytes{})
-		default:
-			continue
 		}
-		delete(f, k)
 	}
+	clear(f)
 }
 
 // flush writes the changes since the last flush.

@@ -1,0 +1,68 @@
+package nftables
+
+import (
+	"os"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+)
+
+// BenchmarkStalls measures the longest time of another program's smallest transaction, and how long each kind of
+// change takes beside a program that never pauses: nf_tables processes one transaction at a time per network
+// namespace.
+func BenchmarkStalls(b *testing.B) {
+	services := 500
+	if os.Getenv(benchFull) == "1" {
+		services = 50_000
+	}
+	sized(b, services, 2, func(b *testing.B, c *cluster) {
+		ns := netnstest.New(b)
+		other := startOtherWriter(b, ns)
+		defer other.end(b)
+		p := startProvider(b, c, ns)
+		defer func() { p.stop() }()
+		phase := func(name string, change func()) {
+			b.Run(name, func(b *testing.B) {
+				other.longest(b)
+				start := time.Now()
+				change()
+				b.ReportMetric(float64(time.Since(start))/float64(time.Millisecond), "ms")
+				b.ReportMetric(float64(other.longest(b))/float64(time.Millisecond), "longest-ms")
+				b.ReportMetric(0, "ns/op")
+			})
+		}
+		b.Run("alone", func(b *testing.B) {
+			other.longest(b)
+			time.Sleep(500 * time.Millisecond)
+			b.ReportMetric(float64(other.longest(b))/float64(time.Millisecond), "longest-ms")
+			b.ReportMetric(0, "ns/op")
+		})
+		phase("come", func() { p.load(b) })
+		phase("change", func() {
+			for i, slice := range c.slices {
+				p.Tracker().Endpoints.EndpointSliceUpdate(newSlice(slice.ObjectMeta, 3_000_000+2*i, 2), false)
+			}
+			p.sync(b)
+		})
+		phase("full", func() {
+			p.Tracker().SetNode(changetracker.Node{Name: "bench", Zone: strconv.Itoa(1)})
+			p.sync(b)
+		})
+		phase("repair", func() { p.measureRepair(b, 1) })
+		phase("restart", func() {
+			p.stop()
+			p = startProvider(b, c, ns)
+			p.load(b)
+		})
+		phase("go", func() {
+			for i := range c.services {
+				p.Tracker().Services.Update(c.services[i], nil)
+				p.Tracker().Endpoints.EndpointSliceUpdate(c.slices[i], true)
+			}
+			p.sync(b)
+		})
+	})
+}
