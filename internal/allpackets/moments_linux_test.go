@@ -23,7 +23,7 @@ import (
 
 // TestNothingLeaksDuringAChange: iptables commits several times for a change. After each
 // commit, each packet fares as before the change or as after it: what was refused and will be
-// forwarded is never let through untranslated. nftables has one transaction for a change.
+// forwarded is never let through untranslated. nftables has one transaction for a change of one service port.
 func TestNothingLeaksDuringAChange(t *testing.T) {
 	for _, variant := range []iptables.Variant{iptables.VariantNFT, iptables.VariantLegacy} {
 		t.Run(string(variant), func(t *testing.T) {

@@ -96,7 +96,7 @@ const (
 type Which struct {
 	// Unanswered are entries that were not translated and have no answer. Kernels before 5.15 list others too.
 	Unanswered bool
-	// Protocol, unless 0, and the address and the port of To, unless zero, are what the client has sent to. A port
+	// Entries have this Protocol, and clients have sent To this address and this port; a zero value admits all. A port
 	// needs a Protocol.
 	Protocol uint8
 	To       netip.AddrPort
