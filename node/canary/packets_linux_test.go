@@ -75,7 +75,8 @@ func (w *world) start(engine makeEngine, change func(*canary.Options)) {
 		engines[family] = unwatched{e}
 	}
 	var err error
-	w.provider, err = proxier.New(config, nodedeps.Complete(config, proxier.Deps{Health: proxier.NoHealth()}), engines)
+	deps := proxier.Deps{Health: proxier.NoHealth(), Logger: zaptest.NewLogger(w.t)}
+	w.provider, err = proxier.New(config, nodedeps.Complete(config, deps), engines)
 	netnstest.Check(w.t, err)
 	w.run(change)
 }
@@ -177,6 +178,7 @@ func TestTheCanaryNoticesDamage(t *testing.T) {
 			w := newNode(t)
 			w.start(test.engine, func(*canary.Options) {})
 			w.expect("at first", canary.StatePassing, http.StatusOK)
+			netnstest.Check(t, proxiertest.Sync(t.Context(), w.provider)) // iptables may be about to write once more
 			test.damage(w)
 			if got := w.expect("without rules", canary.StateFailing, http.StatusServiceUnavailable); !strings.Contains(got, "connect: no answer in time: the proxy's rules are gone") {
 				t.Errorf("reason %q", got)
