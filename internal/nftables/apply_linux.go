@@ -23,16 +23,16 @@ func (e *Engine) applyChanges(ctx context.Context, update desired.Update) error 
 	if !e.state.globals.SameDetection(&update.Globals) {
 		return proxier.ErrNotFull
 	}
-	t, k := e.beginStep(), kin{update: &update}
+	t, m := e.beginStep(), moves{update: &update}
 	for i := range update.Changes {
-		if k.written[i] {
+		if m.written[i] {
 			continue
 		}
-		for k.begin(i); k.more(); {
-			c := k.next()
+		for m.begin(i); m.more(); {
+			c := m.next()
 			was := e.state.placed[c.Name]
 			e.change(t, c.Name, c.After)
-			k.follow(c.Name, was.all(), e.state.placed[c.Name].all())
+			m.follow(c.Name, was.all(), e.state.placed[c.Name].all())
 		}
 		if t.elements >= stepElements {
 			if err := e.commit(ctx, t, nil); err != nil {

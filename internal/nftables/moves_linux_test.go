@@ -76,7 +76,7 @@ func TestALargeChangeIsManySmallTransactions(t *testing.T) {
 		old = append(old, add(service("old", i, external(i), proxiertest.Created(time.Unix(1, 0)))))
 	}
 	for i := 0; i < services; i += every { // they claim what older ones have
-		add(service("heir", i, external(i+1), proxiertest.Created(time.Unix(2, 0))))
+		add(service("heir", i, external(i+1), external(i+2), proxiertest.Created(time.Unix(2, 0))))
 	}
 	p.OnServiceSynced()
 	p.OnEndpointSlicesSynced()
@@ -87,7 +87,7 @@ func TestALargeChangeIsManySmallTransactions(t *testing.T) {
 		transactions, largest = transactions+1, max(largest, bytes)
 		has := w.observed(t, reader, 1<<30).element[setServices]
 		for i := 0; i < services; i += every {
-			for _, moved := range []int{i, i + 1} {
+			for _, moved := range []int{i, i + 1, i + 2} {
 				vip := netip.MustParseAddr(externalIP(moved))
 				key := frontendKey(desired.Key{VIP: vip, Protocol: desired.TCP, Port: 80})
 				if _, served := has[string(key.bytes())]; !served {
