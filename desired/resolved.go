@@ -313,7 +313,7 @@ func (r *Resolved) lost(name changetracker.ServicePortName, p *changetracker.Ser
 		if key.VIP.IsValid() {
 			continue
 		}
-		for _, at := range r.conflicting(key) {
+		for _, at := range r.Conflicting(key) {
 			if others(at) {
 				lost = append(lost, at)
 			}
@@ -335,7 +335,7 @@ func (r *Resolved) moved(before *Resolved, was, is *changetracker.ServicePort) (
 			continue
 		}
 		names = append(names, first.Name, now.Name)
-		for _, other := range r.conflicting(key) {
+		for _, other := range r.Conflicting(key) {
 			if there, ok := r.first(other); ok {
 				names = append(names, there.Name)
 			}
@@ -355,9 +355,12 @@ func (r *Resolved) holder(key Key) (name changetracker.ServicePortName, ok bool)
 	return winner.Name, p.Port == key.Port && r.resolver.claims(p, key.VIP)
 }
 
-// conflicting returns the Keys that conflict with a Key at an address of the node: the node
+// Conflicting returns the Keys that conflict with a Key at an address of the node: the node
 // port for a VIP, the VIPs for a node port.
-func (r *Resolved) conflicting(key Key) (others []Key) {
+func (r *Resolved) Conflicting(key Key) (others []Key) {
+	if r == nil {
+		return nil
+	}
 	if slices.Contains(r.nodeAddrs, key.VIP) {
 		key.VIP = netip.Addr{}
 		return []Key{key}

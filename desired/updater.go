@@ -370,7 +370,8 @@ func (c *changed) ownFrontends(s *Service) *Service {
 	}
 	s = s.without(c.Now.lost(s.Name, s.Port))
 	c.note(s)
-	c.moved[s.Name] = slices.ContainsFunc(c.Was.keysOf(s.Name), func(key Key) bool { return s.find(key) == nil })
+	_, failed := c.kept.services[s.Name] // the engine may have any of its frontends
+	c.moved[s.Name] = failed || slices.ContainsFunc(c.Was.keysOf(s.Name), func(key Key) bool { return s.find(key) == nil })
 	return s
 }
 

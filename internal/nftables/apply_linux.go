@@ -23,7 +23,7 @@ func (e *Engine) applyChanges(ctx context.Context, update desired.Update) error 
 	if !e.state.globals.SameDetection(&update.Globals) {
 		return proxier.ErrNotFull
 	}
-	t, m := e.beginStep(), moves{update: &update}
+	t, m := e.beginStep(), moves{update: &update, inFront: e.holds != nil}
 	for i := range update.Changes {
 		if m.written[i] {
 			continue
@@ -34,7 +34,7 @@ func (e *Engine) applyChanges(ctx context.Context, update desired.Update) error 
 			e.change(t, c.Name, c.After)
 			m.follow(c.Name, was.all(), e.state.placed[c.Name].all())
 		}
-		if t.elements >= stepElements {
+		if t.elements >= e.stepElements {
 			if err := e.commit(ctx, t, nil); err != nil {
 				return err
 			}

@@ -132,7 +132,7 @@ func (e *Engine) writeAll(
 	ctx context.Context, update desired.Update, r *reconciler, hints map[changetracker.ServicePortName]*placed,
 ) error {
 	stepDone := func() error {
-		if r.t.elements < stepElements {
+		if r.t.elements < e.stepElements {
 			return nil
 		}
 		return e.commitAll(ctx, r, nil)

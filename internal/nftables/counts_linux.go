@@ -213,7 +213,7 @@ func (e *Engine) endFull(ctx context.Context, before *owners) error {
 			continue
 		}
 		t.remove(counter.in, counter.key, elementBytes{})
-		if stale = append(stale, counter); t.elements < stepElements {
+		if stale = append(stale, counter); t.elements < e.stepElements {
 			continue
 		}
 		if err := e.commit(ctx, t, nil); err != nil {

@@ -45,6 +45,7 @@ type Engine struct {
 	limited       []*proxier.ServiceError // Result.Limited of the current Apply
 	left          []desired.Key           // Result.Left of the next Apply that succeeds
 	loadWrites    int                     // how much is a load: the constant, but for tests
+	stepElements  int                     // how large a step is: the constant, but for tests
 	loading       bool                    // listeners knows that much is being written
 	counts        *counts                 // nil if connections are not counted
 	counterLimit  uint32                  // of each set of counters: the constant, but for tests
@@ -107,6 +108,7 @@ func NewEngine(config Config, family v1.IPFamily, deps proxier.Deps) (*Engine, e
 		},
 		listeners:    newListeners(),
 		loadWrites:   loadWrites,
+		stepElements: stepElements,
 		counterLimit: counterLimit,
 		askFrom:      askFrom,
 		batch:        *newWire(netfilterFamily(family), config.Names.Table),

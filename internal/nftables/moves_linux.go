@@ -9,6 +9,7 @@ import (
 // service port in one transaction and gets another one in the next would serve nobody meanwhile.
 type moves struct {
 	update  *desired.Update
+	inFront bool
 	queue   []int // of Changes: those that are written together
 	few     [4]int
 	at      int // in queue
@@ -34,7 +35,8 @@ func (m *moves) follow(name changetracker.ServicePortName, was, is []placedFront
 	}
 }
 
-// add adds the owners of the frontends that are not among others; all are in order. It reports whether there are any.
+// add adds the owners of the frontends that are not among others; all are in order. It reports whether there
+// are such frontends.
 func (m *moves) add(name changetracker.ServicePortName, frontends, others []placedFrontend, of *desired.Resolved) (found bool) {
 	for i := range frontends {
 		key := frontends[i].key
@@ -44,17 +46,28 @@ func (m *moves) add(name changetracker.ServicePortName, frontends, others []plac
 		if len(others) > 0 && others[0].key == key {
 			continue
 		}
-		owner, ok := of.Owner(key)
-		if !ok || owner == name {
-			continue
-		}
 		found = true
-		if at, ok := m.changeOf(owner); ok && at > m.queue[0] && !m.written[at] {
-			m.written[at] = true
-			m.queue = append(m.queue, at)
+		m.join(name, key, of)
+		for _, other := range of.Conflicting(key) {
+			m.join(name, other, of)
 		}
 	}
 	return found
+}
+
+// join adds the owner of a frontend; a frontend that has none is refused in front of an engine that may still have it.
+func (m *moves) join(name changetracker.ServicePortName, key desired.Key, of *desired.Resolved) {
+	owner, ok := of.Owner(key)
+	if !ok && m.inFront {
+		owner, ok = refusedName(key), true
+	}
+	if !ok || owner == name {
+		return
+	}
+	if at, ok := m.changeOf(owner); ok && at > m.queue[0] && !m.written[at] {
+		m.written[at] = true
+		m.queue = append(m.queue, at)
+	}
 }
 
 func (m *moves) changeOf(name changetracker.ServicePortName) (at int, ok bool) {

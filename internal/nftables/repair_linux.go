@@ -250,7 +250,7 @@ func (r *repair) removeElements(ctx context.Context) error {
 		keyLen := nft.Padded(setSpecs[id].key, r.addrLen())
 		for key := range r.observed.element[id] {
 			t.remove(setID(id), elementOf(key[:keyLen]), elementOf(key[keyLen:]))
-			if t.elements < stepElements {
+			if t.elements < r.stepElements {
 				continue
 			}
 			if err := r.commit(ctx, t, nil); err != nil {
