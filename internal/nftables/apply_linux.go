@@ -23,13 +23,12 @@ func (e *Engine) applyChanges(ctx context.Context, update desired.Update) error 
 	if !e.state.globals.SameDetection(&update.Globals) {
 		return proxier.ErrNotFull
 	}
-	t, m := e.beginStep(), moves{update: &update, inFront: e.holds != nil}
+	t, m := e.beginStep(), moves{changes: update.Changes, was: update.Was, now: update.Now, inFront: e.holds != nil}
 	for i := range update.Changes {
 		if m.written[i] {
 			continue
 		}
-		for m.begin(i); m.more(); {
-			c := m.next()
+		for c := m.begin(i); c != nil; c = m.next() {
 			was := e.state.placed[c.Name]
 			e.change(t, c.Name, c.After)
 			m.follow(c.Name, was.all(), e.state.placed[c.Name].all())

@@ -8,30 +8,37 @@ import (
 // moves finds the service ports of an update that pass frontends to each other. A frontend that has lost its
 // service port in one transaction and gets another one in the next would serve nobody meanwhile.
 type moves struct {
-	update  *desired.Update
+	changes []desired.Change // of the update, as are was and now
+	was     *desired.Resolved
+	now     *desired.Resolved
 	inFront bool
-	queue   []int // of Changes: those that are written together
-	few     [4]int
-	at      int // in queue
+	first   int   // of Changes: it is written in its turn
+	others  []int // of Changes: those that are written together with it
+	begun   int   // how many of them
 	index   map[changetracker.ServicePortName]int
 	written map[int]bool // of Changes: those that were written before their turn
 }
 
-func (m *moves) begin(i int) { m.queue, m.at = append(m.few[:0], i), 0 }
-
-func (m *moves) more() bool { return m.at < len(m.queue) }
-
-func (m *moves) next() *desired.Change {
-	m.at++
-	return &m.update.Changes[m.queue[m.at-1]]
+// begin returns a Change, and next returns those that are written together with it; nil after the last one.
+func (m *moves) begin(i int) *desired.Change {
+	m.first, m.others, m.begun = i, m.others[:0], 0
+	return &m.changes[i]
 }
 
-// follow adds to the queue who gets the frontends that a service port has lost, and who had those that it gets. Whoever
+func (m *moves) next() *desired.Change {
+	if m.begun == len(m.others) {
+		return nil
+	}
+	m.begun++
+	return &m.changes[m.others[m.begun-1]]
+}
+
+// follow adds who gets the frontends that a service port has lost, and who had those that it gets. Whoever
 // loses a frontend comes first in an update: so all have lost their frontends before one gets them in its own turn, but
 // not before one that is written earlier, or that loses others.
 func (m *moves) follow(name changetracker.ServicePortName, was, is []placedFrontend) {
-	if m.add(name, was, is, m.update.Now) || m.at > 1 {
-		m.add(name, is, was, m.update.Was)
+	if m.add(name, was, is, m.now) || m.begun > 0 {
+		m.add(name, is, was, m.was)
 	}
 }
 
@@ -64,17 +71,17 @@ func (m *moves) join(name changetracker.ServicePortName, key desired.Key, of *de
 	if !ok || owner == name {
 		return
 	}
-	if at, ok := m.changeOf(owner); ok && at > m.queue[0] && !m.written[at] {
+	if at, ok := m.changeOf(owner); ok && at > m.first && !m.written[at] {
 		m.written[at] = true
-		m.queue = append(m.queue, at)
+		m.others = append(m.others, at)
 	}
 }
 
 func (m *moves) changeOf(name changetracker.ServicePortName) (at int, ok bool) {
 	if m.index == nil {
-		m.index, m.written = make(map[changetracker.ServicePortName]int, len(m.update.Changes)), map[int]bool{}
-		for i := range m.update.Changes {
-			m.index[m.update.Changes[i].Name] = i
+		m.index, m.written = make(map[changetracker.ServicePortName]int, len(m.changes)), map[int]bool{}
+		for i := range m.changes {
+			m.index[m.changes[i].Name] = i
 		}
 	}
 	at, ok = m.index[name]
