@@ -76,23 +76,28 @@ func TestADumpListsWhatItShould(t *testing.T) {
 func (s *Socket) create(t *testing.T, family, protocol uint8, to netip.AddrPort) {
 	t.Helper()
 	client := netip.MustParseAddr("198.51.100.9")
-	source, destination := uint16(nl.CTA_IP_V4_SRC), uint16(nl.CTA_IP_V4_DST)
 	if family == unix.AF_INET6 {
-		client, source, destination = netip.MustParseAddr("2001:db8::9"), nl.CTA_IP_V6_SRC, nl.CTA_IP_V6_DST
+		client = netip.MustParseAddr("2001:db8::9")
 	}
 	const clientPort = 4321
-	direction := func(typ uint16, from, to netip.AddrPort) []byte {
-		port := func(p uint16) []byte { return []byte{byte(p >> 8), byte(p)} }
-		return nest(typ,
-			nest(nl.CTA_TUPLE_IP, appendAttribute(nil, source, from.Addr().AsSlice()), appendAttribute(nil, destination, to.Addr().AsSlice())),
-			nest(nl.CTA_TUPLE_PROTO, appendAttribute(nil, nl.CTA_PROTO_NUM, []byte{protocol}),
-				appendAttribute(nil, nl.CTA_PROTO_SRC_PORT, port(from.Port())), appendAttribute(nil, nl.CTA_PROTO_DST_PORT, port(to.Port()))))
-	}
 	from := netip.AddrPortFrom(client, clientPort)
-	attrs := slices.Concat(direction(nl.CTA_TUPLE_ORIG, from, to), direction(nl.CTA_TUPLE_REPLY, to, from), appendAttribute(nil, nl.CTA_TIMEOUT, []byte{0, 0, 2, 0}))
+	attrs := slices.Concat(direction(nl.CTA_TUPLE_ORIG, protocol, from, to), direction(nl.CTA_TUPLE_REPLY, protocol, to, from), appendAttribute(nil, nl.CTA_TIMEOUT, []byte{0, 0, 2, 0}))
 	if protocol == unix.IPPROTO_TCP {
 		const state = 1 // CTA_PROTOINFO_TCP_STATE
 		attrs = append(attrs, nest(nl.CTA_PROTOINFO, nest(nl.CTA_PROTOINFO_TCP, appendAttribute(nil, state, []byte{TCPSynSent})))...)
 	}
 	netnstest.Check(t, s.ask(nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_CREATE|unix.NLM_F_ACK, family, attrs, nil))
+}
+
+// direction is one direction of an entry.
+func direction(typ uint16, protocol uint8, from, to netip.AddrPort) []byte {
+	source, destination := uint16(nl.CTA_IP_V4_SRC), uint16(nl.CTA_IP_V4_DST)
+	if to.Addr().Is6() {
+		source, destination = nl.CTA_IP_V6_SRC, nl.CTA_IP_V6_DST
+	}
+	port := func(p uint16) []byte { return []byte{byte(p >> 8), byte(p)} }
+	return nest(typ,
+		nest(nl.CTA_TUPLE_IP, appendAttribute(nil, source, from.Addr().AsSlice()), appendAttribute(nil, destination, to.Addr().AsSlice())),
+		nest(nl.CTA_TUPLE_PROTO, appendAttribute(nil, nl.CTA_PROTO_NUM, []byte{protocol}),
+			appendAttribute(nil, nl.CTA_PROTO_SRC_PORT, port(from.Port())), appendAttribute(nil, nl.CTA_PROTO_DST_PORT, port(to.Port()))))
 }

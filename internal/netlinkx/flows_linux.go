@@ -91,8 +91,8 @@ const (
 	ipsDNAT      = 1 << 5
 )
 
-// Which are the entries that a dump lists at least. Its zero value are all entries. The kernel does not compare
-// ports of SCTP. It is not asked for addresses of IPv6: Linux 5.8 to 6.18 list all entries but those with the address.
+// Which are the entries that a dump lists at least. The zero value are all entries. The kernel does not compare
+// ports of SCTP. The dump does not ask for addresses of IPv6: Linux 6.18 lists all entries but those with the address.
 type Which struct {
 	// Unanswered are entries that were not translated and have no answer. Kernels before 5.15 list others too.
 	Unanswered bool

@@ -12,11 +12,11 @@ type moves struct {
 	was     *desired.Resolved
 	now     *desired.Resolved
 	inFront bool
-	first   int   // of Changes: it is written in its turn
-	others  []int // of Changes: those that are written together with it
-	begun   int   // how many of them
+	first   int   // of changes: the one that is written in its turn
+	others  []int // of changes: those that are written together with the first
+	begun   int   // how many of the others
 	index   map[changetracker.ServicePortName]int
-	written map[int]bool // of Changes: those that were written before their turn
+	written map[int]bool // of changes: those that were written before their turn
 }
 
 // begin returns a Change, and next returns those that are written together with it; nil after the last one.
@@ -33,9 +33,9 @@ func (m *moves) next() *desired.Change {
 	return &m.changes[m.others[m.begun-1]]
 }
 
-// follow adds who gets the frontends that a service port has lost, and who had those that it gets. Whoever
-// loses a frontend comes first in an update: so all have lost their frontends before one gets them in its own turn, but
-// not before one that is written earlier, or that loses others.
+// follow adds the service ports that get the frontends which a service port has lost. Those that lose a frontend come first
+// in an update, in any order. So a service port that loses one too, or is written before its turn, may get a frontend that
+// another one still has: follow adds that one as well.
 func (m *moves) follow(name changetracker.ServicePortName, was, is []placedFrontend) {
 	if m.add(name, was, is, m.now) || m.begun > 0 {
 		m.add(name, is, was, m.was)
