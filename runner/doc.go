@@ -1,5 +1,5 @@
 // Package runner calls one function at a limited rate: requests coalesce, a token bucket limits the
-// rate, failures are retried with a backoff, and the function also runs periodically. It is for
+// rate, failures are retried with a backoff, and the function also runs periodically, or goes on at once. It is for
 // loops of programs; the driver has one already.
 //
 // It suits any function that brings something to a desired state, and does not depend on

@@ -26,8 +26,8 @@ type Runner struct {
 
 // New returns a Runner that calls run. It starts nothing.
 //
-// run returns when to call it again at the latest, or the zero time if only the Options decide. If it
-// returns an error without a time, Options.Retry decides.
+// run returns when to call it again at the latest, or the zero time if only the Options decide; AtOnce if it
+// has done a part of its work. If it returns an error without a time, Options.Retry decides.
 func New(options Options, run func(context.Context) (next time.Time, err error)) (*Runner, error) {
 	options = options.WithDefaults()
 	err := options.Validate()
@@ -39,6 +39,11 @@ func New(options Options, run func(context.Context) (next time.Time, err error))
 	}
 	return &Runner{options: options, run: run, wake: make(chan struct{}, 1), ended: make(chan struct{})}, nil
 }
+
+// AtOnce is what the function returns if it has done a part of its work. The next part follows at once, and all parts
+// count as one run in Options.MinInterval: between them, others can be served. If a request has come meanwhile,
+// Options.Gather comes first.
+func AtOnce() time.Time { return time.Unix(0, 0) }
 
 // Trigger requests a run. Requests before the run starts coalesce. Trigger never blocks. A
 // request before Run is kept until Run; a request after Run does nothing.
@@ -95,18 +100,34 @@ func (r *Runner) Run(ctx context.Context) error {
 	defer close(r.ended)
 	limit := newBucket(r.options.MinInterval, r.options.Burst)
 	failures := 0
-	pause := r.options.MaxInterval
-	for r.due(ctx, pause) && r.gather(ctx) && limit.wait(ctx) {
-		limit.take()
+	pause, atOnce := r.options.MaxInterval, false
+	for r.ready(ctx, pause, atOnce, limit) {
 		next, err := r.once(ctx)
 		now := time.Now()
 		limit.refillFrom(now)
 		if failures++; err == nil {
 			failures = 0
 		}
-		pause = r.pause(next.Sub(now), !next.IsZero(), failures)
+		pause, atOnce = r.pause(next.Sub(now), !next.IsZero(), failures), next.Equal(AtOnce())
 	}
 	return nil
+}
+
+// ready waits for the next run, or for the next part of one. It reports false if ctx ends.
+func (r *Runner) ready(ctx context.Context, pause time.Duration, atOnce bool, limit *bucket) bool {
+	if atOnce {
+		select {
+		case <-r.wake: // what belongs together comes in several events
+			return r.gather(ctx)
+		default:
+			return ctx.Err() == nil
+		}
+	}
+	if !r.due(ctx, pause) || !r.gather(ctx) || !limit.wait(ctx) {
+		return false
+	}
+	limit.take()
+	return true
 }
 
 // pause returns how long to wait for a request, if the function wants to run again after a time, or has

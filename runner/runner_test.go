@@ -22,6 +22,7 @@ type bench struct {
 	runs    atomic.Int32
 	takes   atomic.Int64                        // nanoseconds of each run
 	wish    atomic.Int64                        // after so many it wants to run again; 0: it does not
+	left    atomic.Int32                        // so many runs are parts that want to go on
 	outcome atomic.Pointer[func(run int) error] // of the nth run, from 1
 	start   time.Time
 	stop    func()
@@ -35,6 +36,9 @@ func (b *bench) run(context.Context) (next time.Time, err error) {
 	}
 	if wish := b.wish.Load(); wish != 0 {
 		next = time.Now().Add(time.Duration(wish))
+	}
+	if b.left.Add(-1) >= 0 {
+		next = AtOnce()
 	}
 	return next, err
 }
@@ -113,6 +117,45 @@ func TestABurstIsOneRun(t *testing.T) {
 		if err := b.Sync(t.Context()); err != nil || time.Since(b.start) != began+time.Millisecond {
 			t.Errorf("Sync = %v after %v", err, time.Since(b.start)-began)
 		}
+	})
+}
+
+// TestPartsFollowEachOther: parts of a run neither gather nor wait for the rate limit, in which they count as one
+// run. What comes meanwhile is gathered before the next part.
+func TestPartsFollowEachOther(t *testing.T) {
+	options := Options{MinInterval: time.Second, Burst: 1, Gather: 10 * time.Millisecond}
+	inBubble(t, options, func(t *testing.T, b *bench) {
+		b.lasts(30 * time.Millisecond)
+		b.left.Store(24)
+		b.Trigger()
+		b.at(t, 39*time.Millisecond, 1)
+		b.at(t, 41*time.Millisecond, 2)
+		b.at(t, 729*time.Millisecond, 24)
+		b.at(t, 731*time.Millisecond, 25)
+		b.at(t, time.Hour-time.Second, 25) // the last part does not want to go on
+
+		began := time.Since(b.start)
+		b.left.Store(1)
+		b.Trigger()
+		b.at(t, began+20*time.Millisecond, 26)
+		b.Trigger()                            // during the first part
+		b.at(t, began+49*time.Millisecond, 26) // gathers since 40 ms
+		b.at(t, began+51*time.Millisecond, 27)
+		b.Trigger() // during the last part, which ends after 80 ms
+		b.at(t, began+1079*time.Millisecond, 27)
+		b.at(t, began+1081*time.Millisecond, 28)
+	})
+}
+
+// TestPartsEndWithTheContext: a function that always wants to go on does not outlive the context.
+func TestPartsEndWithTheContext(t *testing.T) {
+	inBubble(t, second(), func(t *testing.T, b *bench) {
+		b.lasts(time.Second)
+		b.left.Store(1000)
+		b.Trigger()
+		b.at(t, 2500*time.Millisecond, 3)
+		b.stop()
+		b.at(t, time.Minute, 3)
 	})
 }
 
