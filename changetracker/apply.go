@@ -24,22 +24,23 @@ type attempt struct {
 	node     Node
 	full     int    // family.fullWanted when the State was built
 	sequence uint64 // of the last trigger that the State includes
-	counts   pendingCounts
+	changes  uint64 // of Services that the State includes
+	more     bool   // something is left that the State does not include
 	heard    Versions
 	// carriers are the names of the Changes that have triggers.
 	carriers []ServicePortName
 }
 
 // applyFor is Tracker.Apply for its owner, or for others.
-func (s *store) applyFor(lent bool, family v1.IPFamily, fn func(Delta) ([]ServicePortName, error)) error {
+func (s *store) applyFor(lent bool, family v1.IPFamily, part Part, fn func(Delta) ([]ServicePortName, error)) error {
 	if lent {
 		return ErrLent
 	}
-	return s.apply(family, fn)
+	return s.apply(family, &part, fn)
 }
 
-// apply is Tracker.Apply.
-func (s *store) apply(name v1.IPFamily, fn func(Delta) ([]ServicePortName, error)) error {
+// apply is Tracker.ApplyPart.
+func (s *store) apply(name v1.IPFamily, part *Part, fn func(Delta) ([]ServicePortName, error)) error {
 	index, ok := familyIndex(name)
 	if !ok || s.families[index] == nil {
 		return fmt.Errorf("apply %q: %w", name, ErrUnknownFamily)
@@ -47,7 +48,7 @@ func (s *store) apply(name v1.IPFamily, fn func(Delta) ([]ServicePortName, error
 	f := s.families[index]
 	f.applying.Lock()
 	defer f.applying.Unlock()
-	delta, a := s.begin(f)
+	delta, a := s.begin(f, part)
 	failed, err := fn(delta)
 	if err == nil {
 		s.commit(f, a, failed)
@@ -55,27 +56,32 @@ func (s *store) apply(name v1.IPFamily, fn func(Delta) ([]ServicePortName, error
 	return err
 }
 
-// begin builds the newest State, and returns the Delta that leads to it.
-func (s *store) begin(f *family) (Delta, attempt) {
+// begin builds the next State, and returns the Delta that leads to it.
+func (s *store) begin(f *family, part *Part) (Delta, attempt) {
 	var buffer [8]rebuilt
-	a, services := s.prepare(f, buffer[:0])
+	a, services := s.prepare(f, part, buffer[:0])
 	s.editEndpoints(services) // without the lock: this runs code of the embedding program
 	return s.complete(f, a, services)
 }
 
-// prepare rebuilds the dirty Services and appends them to services. Later events wait for the
+// prepare rebuilds the dirty Services of a part, and appends them to services. Later events wait for the
 // next Apply.
-func (s *store) prepare(f *family, services []rebuilt) (attempt, []rebuilt) {
+func (s *store) prepare(f *family, part *Part, services []rebuilt) (attempt, []rebuilt) {
 	s.mu.Lock()
 	defer s.unlock()
 	first := len(services)
-	a := attempt{node: s.node, full: f.fullWanted, sequence: s.sequence, counts: f.counts, heard: s.heard}
+	a := attempt{node: s.node, full: f.fullWanted, sequence: s.sequence, changes: f.counts.sequence, heard: s.heard}
 	f.upToDate = false
-	services = f.rebuildDirty(services)
+	var few [8]*mark
+	services = f.rebuildAll(services, f.take(few[:0], part, a.full != f.fullDone))
 	for i := range services[first:] {
 		s.report(services[first+i].findings(f.index))
 	}
 	f.dirtySince = time.Time{}
+	if oldest := f.queue.all.first(); oldest != nil {
+		a.more, f.dirtySince = true, oldest.since
+		f.notify()
+	}
 	f.pendingSince = f.oldestPending()
 	return a, services
 }
@@ -88,7 +94,7 @@ func (s *store) complete(f *family, a attempt, services []rebuilt) (Delta, attem
 	a.next = f.current
 	changes := f.collect(&a)
 	f.pendingSince = f.oldestPending()
-	return Delta{Before: f.state(f.committedNode, f.committed), After: f.state(a.node, f.current), Full: a.full != f.fullDone, Changes: changes}, a
+	return Delta{Before: f.state(f.committedNode, f.committed), After: f.state(a.node, f.current), Full: a.full != f.fullDone, More: a.more, Changes: changes}, a
 }
 
 func (f *family) state(node Node, s snapshot) *State {
@@ -114,24 +120,21 @@ func (c *config) editEndpoints(services []rebuilt) {
 	}
 }
 
-// rebuildDirty rebuilds the dirty Services, appends them to services and makes them pending.
-func (f *family) rebuildDirty(services []rebuilt) []rebuilt {
+// rebuildAll rebuilds dirty Services, appends them to services and makes them pending.
+func (f *family) rebuildAll(services []rebuilt, dirty []*mark) []rebuilt {
 	for name := range f.early {
 		f.endOverrides(name)
 	}
 	clear(f.early)
-	if len(f.dirty) == 0 {
-		return services
-	}
-	for name, m := range f.dirty {
-		services = append(services, f.rebuild(name, m))
-		if p := f.pending[name]; p == nil {
-			f.pending[name] = m
+	for _, m := range dirty {
+		services = append(services, f.rebuild(m.name, m))
+		f.counts.taken += m.slices
+		if p := f.pending[m.name]; p == nil {
+			f.pending[m.name] = m
 		} else {
 			p.merge(m)
 		}
 	}
-	f.dirty = map[types.NamespacedName]*mark{} // a new map, because maps never shrink
 	return services
 }
 
@@ -281,6 +284,7 @@ func (f *family) collect(a *attempt) []PortChange {
 		if len(changes) == first {
 			delete(f.pending, name)
 			f.triggers.consume(name, a.sequence)
+			f.counts.serviceApplied(name, a.changes)
 			continue
 		}
 		if times := f.triggers.times(name, a.sequence); len(times) > 0 {
@@ -319,6 +323,12 @@ func (s *store) commit(f *family, a attempt, failed []ServicePortName) {
 		}
 	}
 	kept := f.stillPending(a.next, failed)
+	for name := range f.pending {
+		if kept[name] == nil {
+			f.counts.serviceApplied(name, a.changes)
+		}
+	}
+	f.counts.slicesApplied()
 	pending := make(map[types.NamespacedName]*mark, len(kept))
 	e := a.next.edit()
 	for name, keys := range kept {
@@ -329,13 +339,15 @@ func (s *store) commit(f *family, a attempt, failed []ServicePortName) {
 		maps.DeleteFunc(pending[name].refreshed, func(key portKey, _ struct{}) bool { return !slices.Contains(keys, key) })
 	}
 	f.committed, f.committedNode, f.pending = e.snapshot(), a.node, pending
-	f.counts.applied(a.counts, kept)
 	if f.fullDone = a.full; f.fullWanted != f.fullDone {
 		f.fullSince = f.dirtySince // the node changed meanwhile
 	} else {
 		f.fullSince = time.Time{}
 	}
 	f.pendingSince = f.oldestPending()
+	if a.more {
+		return
+	}
 	f.applied, f.upToDate = a.heard, true
 	f.heard(s.heard)
 }

@@ -1,10 +1,6 @@
 package changetracker
 
-import (
-	"maps"
-
-	"k8s.io/apimachinery/pkg/types"
-)
+import "k8s.io/apimachinery/pkg/types"
 
 // EventCounts counts the events that a Tracker has received and what is pending, over all families.
 type EventCounts struct {
@@ -19,10 +15,10 @@ type EventCounts struct {
 type pendingCounts struct {
 	// services holds, for each pending Service, the sequence number of its last change.
 	services map[types.NamespacedName]uint64
-	// sequence counts the changes of Services, and slices those of slices. slicesDone is how
-	// many of slices a successful Apply has included.
-	sequence           uint64
-	slices, slicesDone uint64
+	// sequence counts the changes of Services.
+	sequence uint64
+	// slices is how many changes of slices are pending, taken of which are in a Delta.
+	slices, taken int
 }
 
 func (c *pendingCounts) serviceChanged(name types.NamespacedName) {
@@ -33,10 +29,11 @@ func (c *pendingCounts) serviceChanged(name types.NamespacedName) {
 	c.services[name] = c.sequence
 }
 
-// applied drops what was counted when the attempt began, except for Services that failed.
-func (c *pendingCounts) applied(at pendingCounts, failed map[types.NamespacedName][]portKey) {
-	c.slicesDone = at.slices
-	maps.DeleteFunc(c.services, func(name types.NamespacedName, sequence uint64) bool {
-		return sequence <= at.sequence && failed[name] == nil
-	})
+// serviceApplied drops a Service that has not changed after a sequence number.
+func (c *pendingCounts) serviceApplied(name types.NamespacedName, upTo uint64) {
+	if c.services[name] <= upTo {
+		delete(c.services, name)
+	}
 }
+
+func (c *pendingCounts) slicesApplied() { c.slices, c.taken = c.slices-c.taken, 0 }

@@ -8,8 +8,10 @@ type Delta struct {
 	// with its previous value. Its Node is that of the last Apply that succeeded, fully or
 	// partly.
 	Before *State
-	// After is the newest State.
+	// After is the newest State or, if there is More, Before with some Services of the newest State.
 	After *State
+	// More says that Tracker.ApplyPart has left changes for later.
+	More bool
 	// Full asks the receiver to check everything it has programmed against the State, on the
 	// first Apply and after SetNode changed a value that all Services depend on. Changes still
 	// lists what changed.

@@ -1,6 +1,6 @@
 // Package changetracker turns Services and EndpointSlices, as informers deliver them, into one
 // immutable State per IP family and a Delta. The Delta is consumed only when the receiver reports
-// success. It is for who knows Services by events and has a data plane of its own; with a driver
+// success, as a whole or in parts. It is for who knows Services by events and has a data plane of its own; with a driver
 // too, take package proxier.
 //
 // It is for programs with their own data plane; package proxier uses it internally. It does no

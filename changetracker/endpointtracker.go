@@ -29,7 +29,7 @@ func NewEndpointChangeTracker(o Options) (*EndpointChangeTracker, error) {
 
 // Apply is Tracker.Apply.
 func (t *EndpointChangeTracker) Apply(family v1.IPFamily, fn func(Delta) (failed []ServicePortName, err error)) error {
-	return t.store.applyFor(t.lent, family, fn)
+	return t.store.applyFor(t.lent, family, Part{}, fn)
 }
 
 // EndpointSliceUpdate stores the current version of a slice, or removes the slice. A slice is

@@ -21,14 +21,17 @@ type family struct {
 	*config
 
 	index int
+	node  *Node // that of the store
 	// applying serialises Apply. Only its holder writes the fields from pending on. Lock it
 	// before the store.
 	applying sync.Mutex
 
 	services map[types.NamespacedName]*heldService
-	// dirty marks the Services that changed after current was built. dirtySince is when the
-	// first of them, or the node, changed.
+	// dirty marks the Services with changes that current does not have. dirtySince is when the
+	// first of them, or the node, changed. The queue orders them; it is nil before the first Apply,
+	// which takes all.
 	dirty      map[types.NamespacedName]*mark
+	queue      *queue
 	dirtySince time.Time
 	// early names Services with overrides that may have arrived before their endpoints.
 	early    map[types.NamespacedName]struct{}
@@ -42,7 +45,7 @@ type family struct {
 	// pending marks the Services that may differ between current and committed.
 	pending      map[types.NamespacedName]*mark
 	pendingSince time.Time
-	current      snapshot // the newest State
+	current      snapshot // the newest State, without what is dirty
 	committed    snapshot // the State after the last successful Apply
 	// committedNode is the node of that Apply.
 	committedNode Node
@@ -52,10 +55,10 @@ type family struct {
 	upToDate bool
 }
 
-func newFamily(c *config, index int) *family {
+func newFamily(c *config, index int, node *Node) *family {
 	empty := newSnapshot(c.options.IndexEndpoints)
 	return &family{
-		config: c, index: index,
+		config: c, index: index, node: node,
 		services:   map[types.NamespacedName]*heldService{},
 		dirty:      map[types.NamespacedName]*mark{},
 		early:      map[types.NamespacedName]struct{}{},
@@ -69,12 +72,17 @@ func newFamily(c *config, index int) *family {
 // waiting returns when the oldest change that is not applied arrived.
 func (f *family) waiting() time.Time { return earlier(f.dirtySince, f.pendingSince) }
 
-// changedAt notifies the receiver of a change.
-func (f *family) changedAt(now time.Time) {
+// notify tells the receiver that there are changes.
+func (f *family) notify() {
 	select {
 	case f.changed <- struct{}{}:
 	default:
 	}
+}
+
+// changedAt notifies the receiver of a change.
+func (f *family) changedAt(now time.Time) {
+	f.notify()
 	if f.dirtySince.IsZero() {
 		f.dirtySince = now
 	}
@@ -91,8 +99,11 @@ func (f *family) wantFull(now time.Time) {
 func (f *family) mark(name types.NamespacedName) *mark {
 	m := f.dirty[name]
 	if m == nil {
-		m = &mark{since: f.now()}
+		m = &mark{name: name, since: f.now()}
 		f.dirty[name] = m
+		if f.queue != nil {
+			f.queue.add(m)
+		}
 		f.changedAt(m.since)
 	}
 	return m
@@ -128,19 +139,34 @@ func (f *family) placePorts(from string, name types.NamespacedName, ports []*Ser
 			changed = true
 			// Endpoint changes were not marked while the Service did not have the port.
 			f.mark(name).touch(touched{portKey: (*anyOf(old, next)).key(), all: true})
+			f.move(name, valueOf(old), valueOf(next))
 		case f.samePort(*old, *next):
 			*next = *old // the same pointer means that nothing changed
 		default:
 			changed = true
+			f.move(name, *old, *next)
 		}
 	})
 	if changed {
 		s.ports = ports
-		f.mark(name)
 		f.counts.serviceChanged(name)
 	}
 	f.dropIfEmpty(name, s)
 	return changed
+}
+
+// move records which frontends a Service wins or loses.
+func (f *family) move(name types.NamespacedName, from, to *ServicePort) {
+	if m := f.mark(name); f.queue != nil {
+		f.queue.move(m, from, to, f.node)
+	}
+}
+
+func valueOf(p **ServicePort) *ServicePort {
+	if p == nil {
+		return nil
+	}
+	return *p
 }
 
 // placeSlice replaces the slice of that name; nil removes it.
@@ -217,6 +243,7 @@ func (f *family) compareSlices(service types.NamespacedName, s *heldService, old
 		}
 	}
 	if changed {
+		f.mark(service).slices++
 		f.counts.slices++
 	}
 	return changed

@@ -69,6 +69,18 @@ func TestTimeIsInProportionToTheObject(t *testing.T) {
 				_ = tr.Apply(v1.IPv4Protocol, all)
 			}
 		},
+		"many Services with one VIP": func(tr *Tracker, n int) func() {
+			_ = tr.Apply(v1.IPv4Protocol, all)
+			services := make([]*v1.Service, n)
+			for i := range services {
+				services[i] = webService(func(s *v1.Service) { s.Name, s.Spec.ExternalIPs = fmt.Sprint(i), []string{"203.0.113.1"} })
+			}
+			return func() {
+				for _, s := range services {
+					tr.Services.Update(nil, s)
+				}
+			}
+		},
 		"a Service whose ports are wrong": func(tr *Tracker, n int) func() {
 			tr.Services.Update(nil, servicePorts(n, func(_ int, p *v1.ServicePort) { p.Port = 0 }))
 			service := servicePorts(n, func(_ int, p *v1.ServicePort) { p.Port = -1 })

@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // maxTouched is how many addresses of a port are stored one by one.
@@ -38,10 +40,14 @@ func (t *touched) merge(o touched) {
 // mark stores what changed of a Service. Service ports that changed are not listed: they are
 // compared by pointer.
 type mark struct {
+	name      types.NamespacedName
 	since     time.Time // arrival of the first change
 	endpoints map[portKey]*touched
 	// refreshed are the ports that Refresh names. They count as changed until they are applied.
 	refreshed map[portKey]struct{}
+	slices    int                      // how many changes of slices
+	moved     map[frontendKey]struct{} // for queue
+	taken     bool                     // from its queue
 }
 
 func (m *mark) refresh(key portKey) {

@@ -28,7 +28,7 @@ func NewServiceChangeTracker(o Options) (*ServiceChangeTracker, error) {
 
 // Apply is Tracker.Apply.
 func (t *ServiceChangeTracker) Apply(family v1.IPFamily, fn func(Delta) (failed []ServicePortName, err error)) error {
-	return t.store.applyFor(t.lent, family, fn)
+	return t.store.applyFor(t.lent, family, Part{}, fn)
 }
 
 // Update stores the current version of a Service. With a nil current it removes the Service

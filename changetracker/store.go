@@ -44,7 +44,7 @@ func newStore(o Options) (*store, error) {
 	}
 	for family, tracked := range c.tracked {
 		if tracked {
-			s.families[family] = newFamily(c, family)
+			s.families[family] = newFamily(c, family, &s.node)
 		}
 	}
 	return s, nil
@@ -294,7 +294,7 @@ func (s *store) counts() EventCounts {
 		if f == nil {
 			continue
 		}
-		c.PendingEndpointSlices += int(f.counts.slices - f.counts.slicesDone)
+		c.PendingEndpointSlices += f.counts.slices
 		for name := range f.counts.services {
 			services[name] = struct{}{}
 		}

@@ -55,7 +55,17 @@ func New(o Options) (*Tracker, error) {
 // each other, so fn must not call Apply for the same family. The error for a family that is
 // not tracked is ErrUnknownFamily.
 func (t *Tracker) Apply(family v1.IPFamily, fn func(Delta) (failed []ServicePortName, err error)) error {
-	return t.store.applyFor(t.lent, family, fn)
+	return t.store.applyFor(t.lent, family, Part{}, fn)
+}
+
+// ApplyPart is Apply for a part of the changes, as if the events of other Services came later: Changed
+// receives another value, and the Delta has More. Namespaces have equal shares, so what a namespace with few
+// changes needs does not depend on how many another one has. Older changes come first, and the oldest of
+// all is always there. The Services that pass frontends to each other stay together, so that these are
+// never without an owner; then the Delta may have more than Part.Size. If it is Full it has everything.
+// It costs what is in the Delta, not what is left.
+func (t *Tracker) ApplyPart(family v1.IPFamily, part Part, fn func(Delta) (failed []ServicePortName, err error)) error {
+	return t.store.applyFor(t.lent, family, part, fn)
 }
 
 // SetNode replaces the node. Values that Options.Validate refuses are ignored. If the node
