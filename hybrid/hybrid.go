@@ -196,8 +196,10 @@ func (h *engine) Traits(s *desired.Service) desired.Traits {
 
 // Abilities implements proxier.Engine: see New.
 func (h *engine) Abilities() (can proxier.Abilities) {
+	can.Part = h.can[0].Part
 	for _, of := range h.can {
 		can.OwnsNames = can.OwnsNames || of.OwnsNames
+		can.Part = min(can.Part, of.Part) // 0: an Update of this member costs more than what changes
 		set(&can.Watch, h.watch, of.Watch != nil)
 		set(&can.Plan, h.plan, of.Plan != nil)
 		set(&can.Dump, h.dump, of.Dump != nil)

@@ -233,6 +233,7 @@ type able struct {
 func (a *able) Abilities() proxier.Abilities {
 	return proxier.Abilities{
 		OwnsNames: true,
+		Part:      7,
 		Watch: func(ctx context.Context, _ func(proxier.Damage)) error {
 			a.watched.Add(1)
 			defer a.watched.Add(-1)
@@ -280,6 +281,19 @@ func TestTheMembersAreAsked(t *testing.T) {
 				mustBeAsked(t, &can)
 			}
 		})
+	}
+}
+
+// TestAnUpdateIsAsLargeAsEachMemberLikes: a member for which an Update costs more than its changes wants no parts.
+func TestAnUpdateIsAsLargeAsEachMemberLikes(t *testing.T) {
+	a, plain := Member{"able", &able{}}, Member{"plain", &journal{}}
+	for _, c := range []struct {
+		members []Member
+		want    int
+	}{{[]Member{a}, 7}, {[]Member{a, plain}, 0}, {[]Member{plain, a}, 0}} {
+		if part := of(t, c.members...).Abilities().Part; part != c.want {
+			t.Errorf("Part = %d, want %d", part, c.want)
+		}
 	}
 }
 

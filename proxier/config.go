@@ -71,7 +71,7 @@ type Config struct {
 	// net.netfilter.nf_conntrack_acct, for example by SysctlOptions.Accounting of package conntrack.
 	// Connections from before that setting have no traffic, others from when Run began.
 	CountTraffic bool
-	// Important are Services to program first in the first sync, after
+	// Important are Services to program first in the first sync, and in each part of a large change, after
 	// default/kubernetes and kube-system/kube-dns.
 	Important []types.NamespacedName
 }

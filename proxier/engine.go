@@ -35,13 +35,16 @@ type Engine interface {
 	Abilities() Abilities
 }
 
-// Abilities are functions of an Engine. A nil one means that the engine cannot do it.
+// Abilities are functions of an Engine, and how to use it. A nil function means that the engine cannot do it.
 type Abilities struct {
 	// OwnsNames says that the engine writes kernel objects with the instance's Names, which exist
 	// once per network namespace. From its first sync until Run ends, its Proxier keeps other
 	// Proxiers with one of these Names from writing in the same IP family, in this process and in
 	// others: see ErrInUse.
 	OwnsNames bool
+	// Part is how many service ports an Update that is not full should have, about, so that other changes need
+	// not wait for a large one; 0 is any number. It is for engines for which an Update costs what it changes.
+	Part int
 	// Watch calls damaged for each change of the engine's objects by another program, soon
 	// after it, until ctx ends; then it returns nil. If it cannot know what was changed, for
 	// example after a lost notification, it calls damaged with the zero Damage. It runs

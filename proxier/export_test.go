@@ -21,8 +21,7 @@ func (p *Proxier) SyncNow(ctx context.Context) error {
 
 // SyncAll is SyncNow for somebody who waits: all that failed is tried again.
 func (p *Proxier) SyncAll(ctx context.Context) error {
-	p.awaited.Add(1)
-	defer p.awaited.Add(-1)
+	p.awaited.Store(true)
 	return p.SyncNow(ctx)
 }
 

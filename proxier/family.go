@@ -2,6 +2,7 @@ package proxier
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -27,7 +28,8 @@ type family struct {
 	resolver      desired.Resolver
 	globals       desired.Globals
 	updater       *desired.Updater
-	full          bool // the next Update must be full: at start, and after a failure
+	part          changetracker.Part // of an Update that is not full
+	full          bool               // the next Update must be full: at start, and after a failure
 	lastFull      time.Time
 	moduleWaits   int // how often waitForModule may still wait
 	denied        map[changetracker.ServicePortName]*desired.Service
@@ -43,6 +45,10 @@ type family struct {
 	loggedFailure string    // of the last sync, if it failed as a whole
 	broken        retry     // syncs that failed as a whole
 	late          retry     // what follows programming
+	cleaned       time.Time // the end of the last search for flows that succeeded, which took cleaning
+	cleaning      time.Duration
+	unclean       atomic.Bool // the search for flows is left for the next part
+	cleanNow      atomic.Bool // a call of Sync waits for that search
 
 	lookups lookups // of anybody
 
@@ -58,7 +64,7 @@ type family struct {
 	lag         lag
 	repairs     repairs
 	watcher     watchState
-	incomplete  bool // the last sync failed, or what follows programming
+	incomplete  bool // the last sync failed, or what follows programming, or that is left for the next one
 }
 
 func (f *family) locked(do func()) {

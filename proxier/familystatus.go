@@ -30,7 +30,7 @@ func (f *family) updateStatus(o *outcome) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.lag.syncEnded(o.programmed)
-	f.incomplete = o.Err != nil || o.late != nil
+	f.incomplete = o.Err != nil || o.late != nil || o.unclean
 	s := &f.recorded
 	ended := o.Started.Add(o.Duration)
 	s.LastAttempt, s.LastError = ended, o.Err

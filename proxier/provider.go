@@ -53,8 +53,8 @@ type Provider interface {
 	Trigger()
 	// Sync waits for a sync that starts after the call, and returns its error. It needs Run.
 	// It also waits for the inputs of the first sync. When it returns nil, all events before
-	// the call are programmed, but for the service ports in FamilyStatus.Failed. That sync tries
-	// again all that failed.
+	// the call are programmed, but for the service ports in FamilyStatus.Failed: if that sync was for a part
+	// of them only, Sync has waited for further ones. The first one tries again all that failed.
 	Sync(ctx context.Context) error
 	// Cleanup removes every kernel object of this instance, and nothing else. It
 	// does not need Run, and must not be called during Run. While another process

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -40,7 +41,7 @@ type Proxier struct {
 	verifies exclusive     // held by Verify, before syncing
 	syncing  exclusive     // held by a sync, by Cleanup and by Verify
 	queued   atomic.Int64  // time of the last Trigger, in Unix nanoseconds
-	awaited  atomic.Int32  // how many calls of Sync wait
+	awaited  atomic.Bool   // a call of Sync waits for the next sync
 
 	mu           sync.Mutex // guards all below
 	node         changetracker.Node
@@ -114,6 +115,7 @@ func (p *Proxier) newFamily(name v1.IPFamily, engine Engine, deps Deps) *family 
 		health:        deps.Health,
 		trigger:       p.Trigger,
 		updater:       desired.NewUpdater(p.config.important()...),
+		part:          changetracker.Part{Size: engine.Abilities().Part, First: p.config.important()},
 		full:          true,
 		moduleWaits:   maxModuleWaits,
 		denied:        map[changetracker.ServicePortName]*desired.Service{},
@@ -180,14 +182,40 @@ func (p *Proxier) Trigger() {
 func (p *Proxier) Sync(ctx context.Context) error {
 	select {
 	case <-p.tracker.Ready():
-		p.awaited.Add(1)
-		defer p.awaited.Add(-1)
-		return p.runner.Sync(ctx)
+		called := time.Now()
+		p.awaited.Store(true)
+		err := p.runner.Sync(ctx)
+		for err == nil && p.hasPending(called) {
+			err = p.runner.Sync(ctx)
+		}
+		if err == nil && p.leavesFlows() {
+			err = p.runner.Sync(ctx)
+		}
+		return err
 	case <-p.runner.Done():
 		return runner.ErrEnded
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+// hasPending reports whether a family has left changes for its next part that came before a time.
+func (p *Proxier) hasPending(called time.Time) bool {
+	return slices.ContainsFunc(p.families, func(f *family) bool {
+		since := p.tracker.PendingSince(f.name)
+		return !since.IsZero() && !since.After(called)
+	})
+}
+
+// leavesFlows reports whether a family has left its search for flows for later. Then its next part does it.
+func (p *Proxier) leavesFlows() (found bool) {
+	for _, f := range p.families {
+		if f.unclean.Load() {
+			f.cleanNow.Store(true)
+			found = true
+		}
+	}
+	return found
 }
 
 // isReady reports whether everything is known that the first sync needs.
@@ -202,7 +230,7 @@ func (p *Proxier) sync(ctx context.Context) (next time.Time, err error) {
 	if !p.isReady() {
 		return time.Time{}, nil
 	}
-	order := syncOrder{queued: time.Unix(0, p.queued.Load()), awaited: p.awaited.Load() > 0}
+	order := syncOrder{queued: time.Unix(0, p.queued.Load()), awaited: p.awaited.Swap(false)}
 	p.mu.Lock()
 	order.serviceCIDRs = p.serviceCIDRs
 	p.mu.Unlock()

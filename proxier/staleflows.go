@@ -9,10 +9,18 @@ import (
 	"go.uber.org/zap"
 )
 
+// cleanShare is how many times as long as a search for flows takes the next parts of a change leave it to later ones:
+// it costs what the kernel tracks, not what is in the part.
+const cleanShare = 10
+
 // cleanFlows deletes the flows that may be stale, and finds the connections that must end. If that fails, they stay pending. A
 // kernel that does not support it makes a condition, but does not fail the sync.
-func (f *family) cleanFlows(ctx context.Context) (deleted int, checked bool, err error) {
+func (f *family) cleanFlows(ctx context.Context, o *outcome) (deleted int, checked bool, err error) {
 	traits, now := f.engine.Traits(nil), time.Now()
+	o.unclean = o.more && f.late.failures == 0 && now.Sub(f.cleaned) < cleanShare*f.cleaning && !f.cleanNow.Swap(false)
+	if f.unclean.Store(o.unclean); o.unclean {
+		return 0, false, nil
+	}
 	check, ok := f.flows.check(&f.globals, traits)
 	if ends, due := f.ending.due(now); due {
 		check.End, ok = ends, true
@@ -27,6 +35,8 @@ func (f *family) cleanFlows(ctx context.Context) (deleted int, checked bool, err
 	if err == nil {
 		f.flows.done()
 		f.ending.done(now)
+		f.cleaned = time.Now()
+		f.cleaning = f.cleaned.Sub(now)
 	} else {
 		err = fmt.Errorf("delete stale flows: %w", err)
 	}

@@ -104,8 +104,8 @@ type FamilyStatus struct {
 	PendingSince time.Time
 	// Versions are those up to which every change is programmed, but for the service ports in
 	// Failed: see EventHandler.OnVersion. They are empty if nobody calls it, before the first
-	// sync, after a sync that failed as a whole, and while damage by another program is not
-	// repaired. They tell nothing about changes of the node.
+	// sync, after a sync that failed as a whole, while damage by another program is not
+	// repaired, and while stale flows wait for the next part of a large change. They tell nothing about changes of the node.
 	Versions changetracker.Versions
 	// StaleSince is since when the data plane may be out of date: the start of the first of
 	// the latest consecutive failed syncs, the start of the running sync, the arrival of
@@ -165,7 +165,7 @@ const (
 // MaxFailures is how many service ports a SyncReport lists.
 const MaxFailures = 10
 
-// SyncReport describes one sync of one family.
+// SyncReport describes one sync of one family. A large change may take several: see Abilities.Part.
 type SyncReport struct {
 	Family v1.IPFamily
 	// Full means that the sync compared everything with the kernel, not only what changed.

@@ -19,6 +19,8 @@ type outcome struct {
 	ended      bool  // by its context, which is no fault
 	programmed bool  // everything but single service ports
 	late       error // of what follows programming
+	more       bool  // changes are left for the next part
+	unclean    bool  // the search for flows is left for it
 	state      *changetracker.State
 	// outcomes are what became of service ports, and errs why some failed.
 	outcomes []desired.Applied
@@ -74,6 +76,9 @@ func (f *family) attempt(ctx context.Context, s *syncOrder) (o *outcome, next ti
 		f.late = retry{}
 	}
 	f.broken = retry{}
+	if o.more {
+		return o, runner.AtOnce(), nil
+	}
 	next = earliest(f.ports.next(), earliest(f.late.planned, f.ending.next()))
 	if f.repairs.pending() {
 		next = earliest(next, latest(f.repairs.due(), now))
@@ -104,11 +109,16 @@ func (f *family) sync(ctx context.Context, s *syncOrder) *outcome {
 		o.Err = ErrContested
 	default:
 		o.watch.last = o.Started
-		_ = f.tracker.Apply(f.name, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
+		part := f.part
+		o.Repair = repair.due
+		if o.Full = f.full || o.Repair || o.Started.Sub(f.lastFull) >= f.config.FullSyncPeriod; o.Full {
+			part.Size = 0
+		}
+		_ = f.tracker.ApplyPart(f.name, part, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
 			o.watch.lap(StageTracker)
 			f.prepare(delta.After.Node(), s.serviceCIDRs)
 			f.takeDue(o.Started, s.awaited)
-			f.apply(ctx, delta, o, repair.due)
+			f.apply(ctx, delta, o)
 			return nil, o.Err // those that failed have records
 		})
 	}
@@ -140,11 +150,11 @@ func (f *family) prepare(node changetracker.Node, serviceCIDRs []netip.Prefix) {
 }
 
 // apply brings the engine to the State, and fills in the outcome.
-func (f *family) apply(ctx context.Context, delta changetracker.Delta, o *outcome, repair bool) {
-	o.state, o.Repair, o.Changes, o.ServicePorts = delta.After, repair, len(delta.Changes), delta.After.Len()
-	o.Full = delta.Full || f.full || repair || o.Started.Sub(f.lastFull) >= f.config.FullSyncPeriod
+func (f *family) apply(ctx context.Context, delta changetracker.Delta, o *outcome) {
+	o.state, o.more, o.Changes, o.ServicePorts = delta.After, delta.More, len(delta.Changes), delta.After.Len()
+	o.Full = o.Full || delta.Full
 	f.full = true // unless this succeeds
-	if repair {
+	if o.Repair {
 		f.flows.recheckEverything()
 	}
 	update := f.updater.Next(delta, f.resolver, f.globals, o.Full)
@@ -198,7 +208,7 @@ func (f *family) follow(ctx context.Context, delta changetracker.Delta, o *outco
 	announced := f.announcements.announceProgrammed(ctx, o)
 	f.setLasting(&f.unannounced, ConditionAnnouncements, announced, "VIPs are not announced or withdrawn, will be retried")
 	o.watch.last = time.Now()
-	deleted, checked, cleaned := f.cleanFlows(ctx)
+	deleted, checked, cleaned := f.cleanFlows(ctx, o)
 	if o.FlowsDeleted = deleted; checked {
 		o.watch.lap(StageConntrack)
 	}

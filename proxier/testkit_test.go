@@ -26,6 +26,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // fakeEngine records its Updates.
 type fakeEngine struct {
+	part            int        // of Abilities
 	mu              sync.Mutex // guards all below
 	seen            []desired.Update
 	apply           func(desired.Update) (proxier.Result, error) // nil: always succeeds
@@ -91,7 +92,9 @@ func resultOf(err error) (proxier.Result, error) {
 	return proxier.Result{}, err
 }
 
-func (e *fakeEngine) Abilities() proxier.Abilities { return proxier.Abilities{Watch: e.Watch} }
+func (e *fakeEngine) Abilities() proxier.Abilities {
+	return proxier.Abilities{Watch: e.Watch, Part: e.part}
+}
 
 func (e *fakeEngine) Cleanup(context.Context) error { e.cleaned++; return nil }
 
@@ -152,7 +155,12 @@ func runWith(t *testing.T, config proxier.Config, deps proxier.Deps, test func(t
 // newFixture returns one that does not run yet.
 func newFixture(t *testing.T, config proxier.Config, deps proxier.Deps) *fixture {
 	t.Helper()
-	f := &fixture{v4: &fakeEngine{}, v6: &fakeEngine{}}
+	return newFixtureWith(t, config, deps, &fakeEngine{}, &fakeEngine{})
+}
+
+func newFixtureWith(t *testing.T, config proxier.Config, deps proxier.Deps, v4, v6 *fakeEngine) *fixture {
+	t.Helper()
+	f := &fixture{v4: v4, v6: v6}
 	config.Runner.Gather = cmp.Or(config.Runner.Gather, runner.Immediately)
 	p, err := proxier.New(config, deps, map[v1.IPFamily]proxier.Engine{v1.IPv4Protocol: f.v4, v1.IPv6Protocol: f.v6})
 	if err != nil {

@@ -171,7 +171,7 @@ func (e *Engine) Abilities() proxier.Abilities {
 	can := proxier.Abilities{Plan: e.Plan, Dump: e.Dump, Counts: e.Counts, Verify: e.Verify, Descriptors: e.config.Budget.Descriptors}
 	if e.portals != nil {
 		portals := e.portals.Abilities()
-		can.OwnsNames, can.Watch = portals.OwnsNames, portals.Watch
+		can.OwnsNames, can.Watch, can.Part = portals.OwnsNames, portals.Watch, portals.Part
 	}
 	if can.Watch == nil {
 		can.Watch = func(ctx context.Context, _ func(proxier.Damage)) error {

@@ -201,6 +201,7 @@ func works() map[string]work {
 		"manifest/JSON":              parses("load.json", indented),
 		"manifest/YAML":              parses("load.yaml", asYAML),
 		"manifest/JSON in one line":  parses("load.json", json.Marshal),
+		"events in parts":            inParts,
 		"kernel/nftables dump":       inKernel(dump),
 		"kernel/nftables verify":     inKernel(verify),
 		"kernel/nftables full sync":  inKernel(fullSync),
@@ -270,6 +271,27 @@ func events(build func(int) cluster) work {
 	return func(t *testing.T, size int) func() {
 		c := build(size)
 		return func() { updateOf(t, c) }
+	}
+}
+
+// inParts are Services that come after the first Apply, and are applied in parts of one size.
+func inParts(t *testing.T, size int) func() {
+	services := manyServices(size).services
+	return func() {
+		tracker, err := changetracker.New(changetracker.Options{Families: []v1.IPFamily{v1.IPv4Protocol}})
+		netnstest.Check(t, err)
+		more := true
+		apply := func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
+			more = delta.More
+			return nil, nil
+		}
+		netnstest.Check(t, tracker.Apply(v1.IPv4Protocol, apply))
+		for _, s := range services {
+			tracker.Services.Update(nil, s)
+		}
+		for more = true; more; {
+			netnstest.Check(t, tracker.ApplyPart(v1.IPv4Protocol, changetracker.Part{Size: 16}, apply))
+		}
 	}
 }
 

@@ -166,6 +166,8 @@ func unknown(s *proxier.FamilyStatus) string {
 		return "the last sync failed: " + s.LastError.Error()
 	case !s.Synced:
 		return "nothing is programmed yet"
+	case !s.PendingSince.IsZero():
+		return "changes are being programmed, since " + s.PendingSince.Format(time.RFC3339Nano)
 	}
 	return "no resourceVersion is known: the source of Services and EndpointSlices does not call OnVersion, as informer.Run does"
 }

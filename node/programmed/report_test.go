@@ -71,6 +71,10 @@ func TestMissing(t *testing.T) {
 			edit: func(s *proxier.FamilyStatus) { s.Versions, s.Repairing = changetracker.Versions{}, true },
 			want: changetracker.Versions{EndpointSlices: "1"}, err: "another program may have changed our kernel objects",
 		},
+		"parts of a change are left": {
+			edit: func(s *proxier.FamilyStatus) { s.Versions, s.PendingSince = changetracker.Versions{}, began },
+			want: changetracker.Versions{EndpointSlices: "1"}, err: "changes are being programmed, since 2026-11-01T12:00:00Z",
+		},
 		"the versions have no order": {
 			edit: func(s *proxier.FamilyStatus) { s.Versions.EndpointSlices = "a1" },
 			want: changetracker.Versions{Services: "1"}, err: "IPv4: this API server's versions cannot be compared",

@@ -70,11 +70,20 @@ func (r *refusals) take(c *desired.Change) *proxier.ServiceError {
 	return &proxier.ServiceError{Name: c.Name, Err: one.err, Partial: true, Terminal: one.terminal}
 }
 
-// refusing is an engine that cannot program some service ports: it removes them from the kernel.
+// refusing is an engine that cannot program some service ports: it removes them from the kernel. It gets
+// Updates of any size, which must all be good enough for an engine.
 type refusing struct {
 	proxier.Engine
 
 	refusals *refusals
+	part     int // as in Abilities
+}
+
+// Abilities implements proxier.Engine.
+func (e refusing) Abilities() proxier.Abilities {
+	can := e.Engine.Abilities()
+	can.Part = e.part
+	return can
 }
 
 // Apply implements proxier.Engine.

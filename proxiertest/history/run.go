@@ -321,7 +321,7 @@ func (r *run) start(ctx context.Context) (err error) {
 	}
 	refusals := &refusals{byName: map[string]*refusal{}}
 	for family, e := range engines {
-		engines[family] = refusing{e, refusals}
+		engines[family] = refusing{e, refusals, rand.IntN(4)}
 	}
 	r.flows.restarted()
 	if r.life, err = r.newLife(ctx, calls, newSide(calls, r.flows), engines); err == nil {
