@@ -121,8 +121,9 @@
 //
 // The kernel reports changes by other programs, and a full sync repairs them. The engine
 // does not listen while it writes more than 1,000 elements, because notifications make
-// each write several times slower. It then reads the number of transactions, and checks
-// everything again if some were not its own.
+// each write several times slower. It then reads the number of transactions. If some were not
+// its own, it compares the table with what it knows, beside further changes, and a full sync
+// follows only if they differ.
 //
 // # Limits
 //

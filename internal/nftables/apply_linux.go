@@ -12,7 +12,7 @@ import (
 )
 
 // stepElements is about the largest number of element writes of one transaction; it may be
-// exceeded by one service port, or by several that pass frontends to each other. Other programs
+// exceeded a few times by one service port, and by several that pass frontends to each other. Other programs
 // in the network namespace cannot commit meanwhile: so many writes take about a millisecond,
 // and larger steps are no faster.
 const stepElements = 500
@@ -33,6 +33,7 @@ func (e *Engine) applyChanges(ctx context.Context, update desired.Update) error 
 			e.change(t, c.Name, c.After)
 			m.follow(c.Name, was.all(), e.state.placed[c.Name].all())
 		}
+		t.moves = t.moves || m.begun > 0
 		if t.elements >= e.stepElements {
 			if err := e.commit(ctx, t, nil); err != nil {
 				return err
@@ -130,6 +131,7 @@ func (e *Engine) changedGlobals(want *desired.Globals) func(w *wire) {
 	if len(changed) == 0 {
 		return nil
 	}
+	e.disturbCheck()
 	was, is := e.state.globals, *want // copies, so that nothing is allocated if no set has changed
 	return func(w *wire) {
 		for _, id := range changed {
@@ -149,14 +151,23 @@ func (e *Engine) commit(ctx context.Context, t *transaction, more func(*wire)) e
 	if t.elements == 0 && more == nil {
 		return nil
 	}
-	w := e.newBatch()
-	e.writeStep(w, t, more)
-	departed := t.departing
-	t.reset()
-	if err := e.send(ctx, w); err != nil {
+	first, last := e.takeLarge(t)
+	if err := e.commitSlots(ctx, first...); err != nil {
 		return err
 	}
-	return e.addRetired(ctx, departed)
+	departed := t.departing
+	if t.elements > 0 || more != nil { // the kernel does not count an empty transaction
+		w := e.newBatch()
+		e.writeStep(w, t, more)
+		if err := e.send(ctx, w); err != nil {
+			return err
+		}
+	}
+	t.reset()
+	if err := e.addRetired(ctx, departed); err != nil { // nothing leads to the last slots any more
+		return err
+	}
+	return e.commitSlots(ctx, last...)
 }
 
 // commitClasses creates the chains of new classes. The elements that lead packets there have a later
@@ -165,6 +176,7 @@ func (e *Engine) commitClasses(ctx context.Context, t *transaction) error {
 	if len(t.classes) == 0 {
 		return nil
 	}
+	e.disturbCheck()
 	w := e.newBatch()
 	if err := e.writeClasses(w, t); err != nil {
 		return err
@@ -228,7 +240,8 @@ func (e *Engine) send(ctx context.Context, w *wire) error {
 
 // Apply implements proxier.Engine.
 func (e *Engine) Apply(ctx context.Context, update desired.Update) (proxier.Result, error) {
-	defer e.counts.lock()()
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	e.counts.forgetLate()
 	e.report = proxier.ApplyReport{}
 	err := e.apply(ctx, update)
@@ -266,7 +279,7 @@ func (e *Engine) apply(ctx context.Context, update desired.Update) error {
 	if err != nil {
 		// The kernel may still send answers to the failed transaction: a new socket does
 		// not receive them.
-		return e.explainRule(ctx, errors.Join(err, e.Close()))
+		return e.explainRule(ctx, errors.Join(err, e.disconnect()))
 	}
 	if e.counting() {
 		e.counts.ledger.Applied(&update)
@@ -284,6 +297,7 @@ func (e *Engine) beginLoad(ctx context.Context) error {
 		return nil
 	}
 	e.loading = true
+	e.disturbCheck()
 	return e.listeners.beginLoad(func() (uint32, error) { return e.generation(ctx) })
 }
 

@@ -15,6 +15,8 @@ import (
 // of this version or another, is repaired in place while packets use it; extra objects are
 // deleted last. Any other table of our name is replaced in one transaction.
 func (e *Engine) applyFull(ctx context.Context, update desired.Update, trusted bool) error {
+	e.disturbCheck()
+	e.fullUpdates.Add(1)
 	observed, err := e.observe(ctx)
 	if err != nil {
 		return err
@@ -166,5 +168,6 @@ func (e *Engine) placeAll(
 
 func (e *Engine) commitAll(ctx context.Context, r *reconciler, more func(*wire)) error {
 	e.state.flushCounts(r)
+	r.t.moves = r.have != nil
 	return e.commit(ctx, r.t, more)
 }

@@ -11,6 +11,8 @@ import (
 
 // Cleanup implements proxier.Engine.
 func (e *Engine) Cleanup(ctx context.Context) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	err := e.connect()
 	if errors.Is(err, proxier.ErrNotSupported) {
 		return nil // without nf_tables there are no tables

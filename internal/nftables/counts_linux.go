@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -57,9 +56,6 @@ type counterKey struct {
 
 // counts is the state of counting.
 type counts struct {
-	// mu is held by Apply, so that state and kernel agree, and to add a reading. It also guards
-	// Engine.state then.
-	mu     sync.Mutex
 	ledger *counting.Ledger[counterKey]
 	// found means that the kernel can count; missing is what it lacks.
 	found   bool
@@ -70,15 +66,6 @@ type counts struct {
 }
 
 func newCounts() *counts { return &counts{ledger: counting.NewLedger[counterKey]()} }
-
-// lock locks what Counts reads; c is nil if connections are not counted.
-func (c *counts) lock() (unlock func()) {
-	if c == nil {
-		return func() {}
-	}
-	c.mu.Lock()
-	return c.mu.Unlock
-}
 
 // counting reports whether connections are counted. It is called by Apply.
 func (e *Engine) counting() bool { return e.counts != nil && e.counts.missing == nil }
@@ -111,9 +98,9 @@ func (e *Engine) Counts(ctx context.Context) (connection.Counts, error) {
 	if e.counts == nil {
 		return connection.Counts{}, counting.ErrOff
 	}
-	unlock := e.counts.lock()
+	e.mu.Lock()
 	began, missing := e.counts.ledger.Clock(), e.counts.missing
-	unlock()
+	e.mu.Unlock()
 	if missing != nil {
 		return connection.Counts{}, missing
 	}
@@ -121,7 +108,8 @@ func (e *Engine) Counts(ctx context.Context) (connection.Counts, error) {
 	if err != nil {
 		return connection.Counts{}, err
 	}
-	defer e.counts.lock()()
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	if len(values) > 0 {
 		o := e.state.owners()
 		for counter, value := range values {

@@ -3,6 +3,7 @@ package nftables
 import (
 	"context"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 
 	"go.uber.org/zap"
@@ -35,10 +36,15 @@ type Engine struct {
 	// fast is whether the kernel has flowtables, with the same values.
 	fast atomic.Uint32
 
+	// mu is held by Apply and Cleanup, so that state and kernel agree. It guards what checks and Counts read of the
+	// fields below.
+	mu     sync.Mutex
 	kernel kernel // nil until it is needed
 	state  state
 	// trusted means that state matches the kernel.
 	trusted bool
+	// fullUpdates counts them from their begin on.
+	fullUpdates atomic.Uint64
 	// failedRepairs counts the repairs of the table that failed in a row.
 	failedRepairs int
 	report        proxier.ApplyReport
@@ -153,14 +159,24 @@ func (e *Engine) generationFrom(ctx context.Context, k kernel) (uint32, error) {
 	return id, err
 }
 
+// partSize is how many service ports an Update should have: it takes some 20 ms then, and a large change in parts
+// takes no longer than as a whole.
+const partSize = 1000
+
 // Abilities implements proxier.Engine.
 func (e *Engine) Abilities() proxier.Abilities {
-	return proxier.Abilities{OwnsNames: true, Watch: e.Watch, Plan: e.Plan, Dump: e.Dump, Counts: e.Counts, Verify: e.Verify}
+	return proxier.Abilities{OwnsNames: true, Part: partSize, Watch: e.Watch, Plan: e.Plan, Dump: e.Dump, Counts: e.Counts, Verify: e.Verify}
 }
 
 // Close closes the netlink socket. The kernel objects stay. A later call opens a
 // new socket.
 func (e *Engine) Close() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.disconnect()
+}
+
+func (e *Engine) disconnect() error {
 	if e.kernel == nil {
 		return nil
 	}

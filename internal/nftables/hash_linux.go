@@ -112,5 +112,5 @@ func (e *Engine) explainRule(ctx context.Context, err error) error {
 	if opening := e.connect(); opening != nil {
 		return errors.Join(err, opening)
 	}
-	return errors.Join(e.explain(ctx, err, e.features()), e.Close())
+	return errors.Join(e.explain(ctx, err, e.features()), e.disconnect())
 }

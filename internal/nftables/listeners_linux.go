@@ -4,8 +4,6 @@ import (
 	"errors"
 	"sync"
 	"sync/atomic"
-
-	"github.com/serviceplane/serviceplane/proxier"
 )
 
 // listeners are the listeners of all engines of one Provider. They pause while any of the
@@ -50,7 +48,7 @@ func (w *listeners) add(l *listener) error {
 		}
 	}
 	if w.used.Load() {
-		l.damaged(proxier.Damage{})
+		l.doubt()
 	}
 	return nil
 }
@@ -127,7 +125,7 @@ func (w *listeners) endLoad(failed uint8, generation func() (uint32, error)) err
 	if err != nil || after-w.before != w.ours.Load() {
 		for l := range w.listeners {
 			if l.family != failed {
-				l.damaged(proxier.Damage{})
+				l.doubt()
 			}
 		}
 	}

@@ -22,10 +22,12 @@ import (
 	"github.com/serviceplane/serviceplane/runner"
 )
 
-// watchedKernel calls a function after each transaction.
+// watch has a function that is called after each transaction.
+type watch struct{ committed func(bytes int) }
+
 type watchedKernel struct {
 	kernel
-	committed func(bytes int)
+	*watch
 }
 
 func (k *watchedKernel) Commit(ctx context.Context, b *nft.Batch) error {
@@ -41,7 +43,7 @@ type stepped struct {
 	t      *testing.T
 	w      *world
 	p      *proxier.Proxier
-	k      *watchedKernel
+	k      *watch
 	engine *Engine
 	reader *Engine
 	number int // of transactions
@@ -55,7 +57,7 @@ func newStepped(t *testing.T, configure func(*proxier.Config)) *stepped {
 
 func newSteppedBy(t *testing.T, configure func(*proxier.Config), wrap func(*Engine) proxier.Engine) *stepped {
 	t.Helper()
-	s := &stepped{t: t, w: &world{family: v1.IPv4Protocol}, k: &watchedKernel{}}
+	s := &stepped{t: t, w: &world{family: v1.IPv4Protocol}, k: &watch{}}
 	config := proxier.Config{NetNS: netnstest.New(t).Path(), Families: []v1.IPFamily{s.w.family}, Runner: runner.Options{Gather: time.Minute}}
 	if configure != nil {
 		configure(&config)
@@ -68,7 +70,7 @@ func newSteppedBy(t *testing.T, configure func(*proxier.Config), wrap func(*Engi
 	netnstest.Check(t, s.reader.connect())
 	t.Cleanup(func() { s.reader.Close() })
 	open := engine.open
-	engine.open = func() (_ kernel, err error) { s.k.kernel, err = open(); return s.k, err }
+	engine.open = func() (kernel, error) { k, err := open(); return &watchedKernel{k, s.k}, err }
 	s.p, err = proxier.New(config, proxier.Deps{}, map[v1.IPFamily]proxier.Engine{s.w.family: wrap(engine)})
 	netnstest.Check(t, err)
 	poll.Background(t, s.p.Run)
@@ -165,6 +167,49 @@ func TestALargeChangeIsManySmallTransactions(t *testing.T) {
 	}
 }
 
+// TestALargeServicePortIsManySmallTransactions: a Service with thousands of slots comes, grows, gets other endpoints, shrinks,
+// and goes. After each transaction, every slot that something leads to has an endpoint.
+func TestALargeServicePortIsManySmallTransactions(t *testing.T) {
+	t.Parallel()
+	const most = 128 << 10 // bytes
+	node := netip.MustParseAddr("192.0.2.1")
+	for name, more := range map[string][]proxiertest.ServiceOption{"alone": nil, "affinity": {proxiertest.ClientAffinity(time.Hour)}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStepped(t, nil)
+			options := append(more, proxiertest.ExternalIPs("203.0.113.1"), proxiertest.LoadBalancer("203.0.113.2"), proxiertest.NodePort("http", v1.ProtocolTCP, 80, 30080))
+			service := aged("large", 0, 1, options...)
+			service.Spec.Ports = service.Spec.Ports[:1]
+			s.begin()
+			served := false
+			for _, have := range []struct{ from, to int }{{0, 1500}, {0, 3000}, {3000, 5500}, {5000, 5001}, {0, 1500}, {0, 0}} {
+				var endpoints []string
+				for i := have.from; i < have.to; i++ {
+					endpoints = append(endpoints, fmt.Sprintf("10.244.%d.%d", i>>8, i&255))
+				}
+				if len(endpoints) > 0 {
+					s.p.OnServiceUpdate(nil, service)
+					s.p.OnEndpointSliceUpdate(nil, s.sliceOf(service, endpoints...))
+				} else {
+					s.p.OnServiceDelete(service)
+					s.p.OnEndpointSliceDelete(s.sliceOf(service))
+				}
+				s.number, s.bytes = 0, 0
+				netnstest.Check(t, s.sync(func(after int) {
+					if n := len(s.serves(node)); served && len(endpoints) > 0 && n != 5 {
+						t.Errorf("%d to %d, after transaction %d: %d frontends, want 5", have.from, have.to, after, n)
+					}
+				}))
+				served = true
+				t.Logf("%d to %d: %d transactions, the largest of %d bytes", have.from, have.to, s.number, s.bytes)
+				if s.bytes > most || s.number < 10 {
+					t.Errorf("%d to %d: %d transactions, the largest of %d bytes; want none of more than %d", have.from, have.to, s.number, s.bytes, most)
+				}
+			}
+		})
+	}
+}
+
 // TestAFrontendPassesToOneThatLosesAnotherForGood: "a" gives up an external IP that nobody gets, and takes the one of
 // "z", that is younger. Both lose a frontend, so "a" comes before "z"; in between are others that lose one.
 func TestAFrontendPassesToOneThatLosesAnotherForGood(t *testing.T) {
@@ -211,9 +256,9 @@ func TestAFrontRefusesWhatGoesAllTheTime(t *testing.T) {
 	ns := netnstest.New(t)
 	f, reader := w.front(t, ns), w.front(t, ns)
 	netnstest.Check(t, reader.connect())
-	k := &watchedKernel{}
+	k := &watch{}
 	open := f.open
-	f.open = func() (_ kernel, err error) { k.kernel, err = open(); return k, err }
+	f.open = func() (kernel, error) { s, err := open(); return &watchedKernel{s, k}, err }
 	const services = 600
 	b := Behind{Holds: func(netip.Addr) bool { return true }}
 	var all []*desired.Service

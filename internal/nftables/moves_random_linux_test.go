@@ -35,7 +35,23 @@ func (s *stepped) serves(node netip.Addr) map[desired.Key]string {
 			}
 		}
 	}
+	s.wholeSlots(o)
 	return all
+}
+
+// wholeSlots: what a class counts leads to an endpoint.
+func (s *stepped) wholeSlots(o *observation) {
+	for _, id := range []setID{setEndpoints, setNodePortEndpoints, setAffinityPicks, setNodePortAffinityPicks} {
+		for key := range o.keysOf(id) {
+			to, ok := o.element[id][keyString(key)]
+			if ok && (id == setAffinityPicks || id == setNodePortAffinityPicks) {
+				to, ok = o.element[setAffinityEndpoints][to]
+			}
+			if !ok || len(to) != 8 {
+				s.t.Errorf("transaction %d: slot %x of %s leads to %x", s.number, key.bytes(), setSpecs[id].name, to)
+			}
+		}
+	}
 }
 
 // TestRandomMovesOfFrontends: what clients can use before and after a change they can use after each transaction.

@@ -10,8 +10,8 @@ import (
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 )
 
-// BenchmarkStalls measures the longest time of another program's smallest transaction, and how long each kind of
-// change takes beside a program that never pauses: nf_tables processes one transaction at a time per network
+// BenchmarkStalls measures what the smallest transactions of another program take that writes a table each millisecond, and how
+// long each kind of change takes beside that program, and a change of one endpoint that follows: nf_tables processes one transaction at a time per network
 // namespace.
 func BenchmarkStalls(b *testing.B) {
 	services := 500
@@ -20,24 +20,28 @@ func BenchmarkStalls(b *testing.B) {
 	}
 	sized(b, services, 2, func(b *testing.B, c *cluster) {
 		ns := netnstest.New(b)
-		other := startOtherWriter(b, ns)
+		other := startOtherWriter(b, ns, time.Millisecond)
 		defer other.end(b)
 		p := startProvider(b, c, ns)
 		defer func() { p.stop() }()
 		phase := func(name string, change func()) {
 			b.Run(name, func(b *testing.B) {
-				other.longest(b)
+				other.waits(b)
 				start := time.Now()
 				change()
 				b.ReportMetric(float64(time.Since(start))/float64(time.Millisecond), "ms")
-				b.ReportMetric(float64(other.longest(b))/float64(time.Millisecond), "longest-ms")
+				other.report(b)
+				start = time.Now()
+				p.OnEndpointSliceUpdate(nil, newSlice(c.slices[0].ObjectMeta, 5_000_000+10*len(name), 2))
+				p.sync(b)
+				b.ReportMetric(float64(time.Since(start))/float64(time.Millisecond), "next-ms")
 				b.ReportMetric(0, "ns/op")
 			})
 		}
 		b.Run("alone", func(b *testing.B) {
-			other.longest(b)
+			other.waits(b)
 			time.Sleep(500 * time.Millisecond)
-			b.ReportMetric(float64(other.longest(b))/float64(time.Millisecond), "longest-ms")
+			other.report(b)
 			b.ReportMetric(0, "ns/op")
 		})
 		phase("come", func() { p.load(b) })
@@ -65,4 +69,12 @@ func BenchmarkStalls(b *testing.B) {
 			p.sync(b)
 		})
 	})
+}
+
+func (w *otherWriter) report(b *testing.B) {
+	b.Helper()
+	took := w.waits(b)
+	for name, d := range map[string]time.Duration{"p50-ms": took.p50, "p99-ms": took.p99, "longest-ms": took.longest} {
+		b.ReportMetric(float64(d)/float64(time.Millisecond), name)
+	}
 }

@@ -13,7 +13,6 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -442,11 +441,11 @@ func measureWait(b *testing.B, c *cluster, runs int) figure {
 		ns, err := netns.New()
 		netnstest.Check(b, err)
 		p := startProvider(b, c, ns)
-		other := startOtherWriter(b, ns)
+		other := startOtherWriter(b, ns, 0)
 		time.Sleep(500 * time.Millisecond)
-		alone = append(alone, other.longest(b))
+		alone = append(alone, other.waits(b).longest)
 		p.load(b)
-		waits = append(waits, other.longest(b))
+		waits = append(waits, other.waits(b).longest)
 		other.end(b)
 		p.stop()
 		ns.Close()
@@ -461,31 +460,38 @@ type otherWriter struct {
 	answers *bufio.Reader
 }
 
-const otherWriterEnv = "OTHER_WRITER_IN" // a network namespace
+const (
+	otherWriterEnv   = "OTHER_WRITER_IN" // a network namespace
+	otherWriterPause = "OTHER_WRITER_PAUSE"
+)
 
-func startOtherWriter(b *testing.B, ns *netns.NS) *otherWriter {
+// startOtherWriter starts one that pauses between its transactions.
+func startOtherWriter(b *testing.B, ns *netns.NS, pause time.Duration) *otherWriter {
 	b.Helper()
 	w := &otherWriter{process: exec.CommandContext(b.Context(), os.Args[0], "-test.run=^TestOtherWriter$")}
-	w.process.Env = append(os.Environ(), otherWriterEnv+"="+ns.Path())
+	w.process.Env = append(os.Environ(), otherWriterEnv+"="+ns.Path(), otherWriterPause+"="+pause.String())
 	w.process.Stderr = os.Stderr
 	ask, err1 := w.process.StdinPipe()
 	answers, err2 := w.process.StdoutPipe()
 	netnstest.Check(b, errors.Join(err1, err2, w.process.Start()))
 	w.ask, w.answers = ask, bufio.NewReader(answers)
-	w.longest(b) // it has begun
+	w.waits(b) // it has begun
 	return w
 }
 
-// longest returns the longest transaction since the last call.
-func (w *otherWriter) longest(b *testing.B) time.Duration {
+// waits are what another program's smallest transactions took.
+type waits struct{ p50, p99, longest time.Duration }
+
+// waits returns what the transactions since the last call took.
+func (w *otherWriter) waits(b *testing.B) (took waits) {
 	b.Helper()
 	_, err := w.ask.Write([]byte{'?'})
 	netnstest.Check(b, err)
 	line, err := w.answers.ReadString('\n')
 	netnstest.Check(b, err)
-	longest, err := time.ParseDuration(strings.TrimSpace(line))
+	_, err = fmt.Sscan(line, &took.p50, &took.p99, &took.longest)
 	netnstest.Check(b, err)
-	return longest
+	return took
 }
 
 func (w *otherWriter) end(b *testing.B) {
@@ -495,13 +501,15 @@ func (w *otherWriter) end(b *testing.B) {
 	netnstest.Check(b, w.process.Wait())
 }
 
-// TestOtherWriter creates a table of its own, again and again, and answers each byte of the input with the
-// longest time that it took since the last one.
+// TestOtherWriter creates and deletes a table of its own, again and again, and answers each byte of the input with what that
+// took since the last one, in nanoseconds.
 func TestOtherWriter(t *testing.T) {
 	path := os.Getenv(otherWriterEnv)
 	if path == "" {
 		return // without Skip, which the test script reports as a failure
 	}
+	between, err := time.ParseDuration(os.Getenv(otherWriterPause))
+	netnstest.Check(t, err)
 	k, err := nft.Dial(path)
 	netnstest.Check(t, err)
 	defer k.Close()
@@ -515,23 +523,30 @@ func TestOtherWriter(t *testing.T) {
 			questions <- one[0]
 		}
 	}()
-	for longest := time.Duration(0); ; {
+	exists := false
+	for took := []time.Duration(nil); ; time.Sleep(between) {
 		select {
 		case _, more := <-questions:
 			if !more {
 				return
 			}
-			fmt.Println(longest)
-			longest = 0
+			slices.Sort(took)
+			at := func(share float64) int64 { return int64(append(took, 0)[int(share*float64(max(len(took)-1, 0)))]) }
+			fmt.Println(at(0.5), at(0.99), at(1))
+			took = nil
 		default:
 		}
 		w := newWire(unix.NFPROTO_IPV4, "somebody-else")
 		w.Begin()
-		w.newTable()
+		if exists = !exists; exists {
+			w.newTable()
+		} else {
+			w.DeleteTable()
+		}
 		w.Finish()
 		start := time.Now()
 		netnstest.Check(t, k.Commit(t.Context(), &w.Batch))
-		longest = max(longest, time.Since(start))
+		took = append(took, time.Since(start))
 	}
 }
 

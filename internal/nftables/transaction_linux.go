@@ -13,6 +13,9 @@ type transaction struct {
 	elements int
 	// departing are the counters whose elements in maps to endpoints are deleted.
 	departing []departure
+	// moves says that a slot may change with its owner.
+	moves  bool
+	record *record // for a check that runs; nil: for none
 }
 
 // encoded holds elements of one set, as the kernel expects them, all of one length.
@@ -23,12 +26,18 @@ type encoded struct {
 
 func (t *transaction) put(in setID, key, keyEnd, data elementBytes) {
 	t.adds[in].append(key, keyEnd, data)
-	t.elements++
+	t.count(in, key)
 }
 
 func (t *transaction) remove(in setID, key, keyEnd elementBytes) {
 	t.deletes[in].append(key, keyEnd, elementBytes{})
-	t.elements++
+	t.count(in, key)
+}
+
+func (t *transaction) count(in setID, key elementBytes) {
+	if t.elements++; t.record != nil {
+		t.record.written[elementKey{in, key}] = true
+	}
 }
 
 func (e *encoded) append(key, keyEnd, data elementBytes) {
@@ -54,6 +63,6 @@ func (t *transaction) reset() {
 		t.deletes[i].buf = t.deletes[i].buf[:0]
 	}
 	t.classes = t.classes[:0]
-	t.elements = 0
+	t.elements, t.moves = 0, false
 	t.departing = t.departing[:0]
 }

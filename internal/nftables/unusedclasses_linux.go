@@ -13,6 +13,7 @@ func (e *Engine) removeUnusedClasses(ctx context.Context) error {
 	if e.state.classes.unused <= spareClasses {
 		return nil
 	}
+	e.disturbCheck()
 	unused := e.state.classes.takeUnused()
 	w := e.newBatch()
 	for _, c := range unused {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 	"strings"
@@ -23,54 +24,82 @@ func (e *Engine) verify(ctx context.Context, update *desired.Update, holds func(
 	if err := e.connect(); err != nil {
 		return proxier.Verification{}, err
 	}
-	scratch, err := NewEngine(e.config, e.family, proxier.Deps{})
+	scratch, err := e.scratch()
 	if err != nil {
 		return proxier.Verification{}, err
 	}
 	scratch.holds, scratch.behind = holds, e.behind
-	scratch.hash.Store(e.hash.Load())
-	scratch.fast.Store(e.fast.Load())
-	if e.counts != nil {
-		scratch.counts.missing = e.counts.missing
-	}
 	scratch.begin(scratch.layoutFor(&update.Globals), false)
-	v := &verification{scratch: scratch, update: update, layout: &scratch.state.layout}
-	v.where = " in table " + v.layout.nftFamily() + " " + e.config.Names.Table
-	if v.have, err = e.observe(ctx); err != nil {
+	v := scratch.verification(update)
+	if err := v.read(ctx, e); err != nil {
 		return proxier.Verification{}, err
 	}
-	if v.have == nil {
-		v.differs(proxier.Difference{Object: v.where[len(" in "):], Problem: proxier.DifferenceMissing})
-		return v.report, nil
-	}
-	v.table()
-	v.sets()
-	if err := e.verifyFlowtables(ctx, v); err != nil {
-		return proxier.Verification{}, err
-	}
-	among := func(s *setSpec) bool { return v.comparable[s.id] && !e.packetsWrite(s) }
-	if err := e.observeSets(ctx, v.have, among); err != nil {
-		return proxier.Verification{}, err
-	}
-	v.elements()
-	v.intervals()
-	v.verdicts()
-	return v.report, v.chains()
+	return v.compareAll(v.planned)
 }
 
-// verification compares the table in the kernel with a plan from scratch. The plan takes
-// over the indexes and numbers of the kernel, because any are right that are consistent.
+// scratch returns an engine of the same kind that knows nothing of the kernel.
+func (e *Engine) scratch() (*Engine, error) {
+	scratch, err := NewEngine(e.config, e.family, proxier.Deps{})
+	if err != nil {
+		return nil, err
+	}
+	scratch.open = e.open
+	scratch.hash.Store(e.hash.Load())
+	scratch.fast.Store(e.fast.Load())
+	if e.mu.Lock(); e.counts != nil {
+		scratch.counts.missing = e.counts.missing
+	}
+	e.mu.Unlock()
+	return scratch, nil
+}
+
+// verification compares the table in the kernel with placements of service ports. Those that are planned from scratch
+// take over the indexes and numbers of the kernel, because any are right that are consistent.
 type verification struct {
-	scratch *Engine // it has no socket
+	scratch *Engine
 	update  *desired.Update
 	layout  *layout
-	have    *observation
+	have    *observation // nil: there is no table
+	*record              // of elements that are not compared
 	// comparable are the sets that exist with their shape.
 	comparable [numSets]bool
 	owners     map[string]changetracker.ServicePortName
 	service    changetracker.ServicePortName // whose elements are compared
 	where      string
 	report     proxier.Verification
+}
+
+// verification returns one without content. The engine has begun a new state.
+func (e *Engine) verification(update *desired.Update) *verification {
+	l := &e.state.layout
+	return &verification{scratch: e, update: update, layout: l, record: &record{}, where: " in table " + l.nftFamily() + " " + e.config.Names.Table}
+}
+
+// read reads the table with the socket of an engine, and compares what is in no set. It ends early if it is disturbed.
+func (v *verification) read(ctx context.Context, by *Engine) (err error) {
+	if v.have, err = by.observe(ctx); err != nil || v.have == nil {
+		return err
+	}
+	v.table()
+	v.sets()
+	if err := by.verifyFlowtables(ctx, v); err != nil {
+		return err
+	}
+	return by.observeSets(ctx, v.have, func(s *setSpec) bool {
+		return v.comparable[s.id] && !by.packetsWrite(s) && !v.disturbed.Load()
+	})
+}
+
+// compareAll compares the rest with these service ports.
+func (v *verification) compareAll(services iter.Seq2[changetracker.ServicePortName, *placed]) (proxier.Verification, error) {
+	if v.have == nil {
+		v.differs(proxier.Difference{Object: v.where[len(" in "):], Problem: proxier.DifferenceMissing})
+		return v.report, nil
+	}
+	v.elements(services)
+	v.intervals()
+	v.verdicts()
+	return v.report, v.chains()
 }
 
 func (v *verification) differs(d proxier.Difference) {
@@ -119,14 +148,22 @@ func (v *verification) sets() {
 // kind is what nft calls the set.
 func (s *setSpec) kind() string { return either(s.data != nil, "map", "set") }
 
-// elements compares the elements of service ports.
-func (v *verification) elements() {
+// planned yields the service ports of the update, planned from scratch.
+func (v *verification) planned(yield func(changetracker.ServicePortName, *placed) bool) {
 	hints := (&takeover{v.scratch, v.have, true}).hints(v.update)
 	for s := range v.update.Services() {
-		if v.service = s.Name; s.Name.Name == "" { // one that a Front refuses
+		if !yield(s.Name, v.scratch.planElements(hints[s.Name], s, &v.scratch.step)) {
+			return
+		}
+	}
+}
+
+// elements compares the elements of service ports.
+func (v *verification) elements(services iter.Seq2[changetracker.ServicePortName, *placed]) {
+	for name, p := range services {
+		if v.service = name; name.Name == "" { // one that a Front refuses
 			v.service = changetracker.ServicePortName{}
 		}
-		p := v.scratch.planElements(hints[s.Name], s, &v.scratch.step)
 		v.scratch.state.count(p, 1)
 		diff(v, nil, p)
 	}
@@ -136,6 +173,9 @@ func (v *verification) elements() {
 		spec := &setSpecs[id]
 		for key, data := range v.have.element[id] {
 			keyLen := nft.Padded(spec.key, v.layout.addrLen())
+			if v.written[elementKey{spec.id, elementOf(key[:keyLen])}] {
+				continue
+			}
 			v.differs(proxier.Difference{
 				Object: v.elementName(spec, key[:keyLen], key[keyLen:]), Problem: proxier.DifferenceUnexpected,
 				Have: v.dataText(spec, data), Service: v.ownerOf(spec, key),
@@ -154,6 +194,9 @@ func (v *verification) put(in setID, key, keyEnd, data elementBytes) {
 	delete(v.have.element[in], k)
 	if ok && have == want {
 		v.report.Checked++
+		return
+	}
+	if v.written[elementKey{in, key}] {
 		return
 	}
 	d := proxier.Difference{

@@ -134,7 +134,7 @@ func found(r *proxier.Verification) (list []string) {
 }
 
 // TestVerifyNamesEachDamage changes the table as another program: Verify names what was
-// changed and nothing else, and writes nothing.
+// changed and nothing else, and writes nothing. A check finds as much.
 func TestVerifyNamesEachDamage(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w *world) {
 		ns := netnstest.New(t)
@@ -199,6 +199,9 @@ func (p plant) verify(t *testing.T, ns *netns.NS, e *Engine, full desired.Update
 	report := mustVerify(t, e, full)
 	if got, want := found(&report), slices.Sorted(slices.Values(p.want)); !slices.Equal(got, want) {
 		t.Errorf("%s\nfound %q\nwant  %q", p.command, got, want)
+	}
+	if found := mustCheck(t, e); len(found) != len(p.want) {
+		t.Errorf("%s\na check finds %v\nwant %q", p.command, found, p.want)
 	}
 	if after := rulesetText(t, ns); after != before {
 		t.Errorf("Verify has changed the ruleset:\n%s\nit was\n%s", after, before)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/bpf"
@@ -43,16 +44,21 @@ func (e *Engine) watchTable(ctx context.Context, damaged func(proxier.Damage)) e
 	}
 	l := &listener{
 		socket: s, listeners: e.listeners,
-		family: e.batch.Family, table: e.config.Names.Table, damaged: damaged,
+		family: e.batch.Family, table: e.config.Names.Table, damaged: damaged, doubts: make(chan struct{}, 1),
 	}
 	stop := context.AfterFunc(ctx, func() {
 		_ = s.SetReadDeadline(time.Unix(1, 0)) // fails only if the socket is closed already
 	})
+	checking, end := context.WithCancel(ctx)
+	var checks sync.WaitGroup
+	checks.Go(func() { e.answer(checking, l) })
 	err = e.listeners.add(l)
 	if err == nil {
 		err = l.listen(ctx)
 	}
 	stop()
+	end()
+	checks.Wait()
 	err = errors.Join(err, e.listeners.remove(l))
 	select {
 	case <-ctx.Done():
@@ -69,6 +75,8 @@ type listener struct {
 	family    uint8
 	table     string
 	damaged   func(proxier.Damage)
+	doubts    chan struct{} // another program may have changed the table unnoticed
+	reports   atomic.Uint64 // of damage
 	// pending are the changes of the current transaction.
 	pending []proxier.Damage
 	// received counts the notifications since a time, at most a second ago.
@@ -146,6 +154,7 @@ func (l *listener) inTable() string {
 func (l *listener) report(by string) {
 	for _, d := range l.pending {
 		d.By = by
+		l.reports.Add(1)
 		l.damaged(d)
 	}
 	l.pending = l.pending[:0]
@@ -189,6 +198,13 @@ func (l *listener) stepAside(ctx context.Context) error {
 	l.pauseEnd = time.Now()
 	l.pending = nil
 	return l.listeners.add(l)
+}
+
+func (l *listener) doubt() {
+	select {
+	case l.doubts <- struct{}{}:
+	default:
+	}
 }
 
 func (l *listener) join() error {

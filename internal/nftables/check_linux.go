@@ -1,0 +1,174 @@
+package nftables
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/pause"
+	"github.com/serviceplane/serviceplane/proxier"
+)
+
+// While a listener pauses, other programs may change the table unnoticed. A check finds out: it compares the table
+// with what the engine knows of it. Updates do not wait for a check. Only a difference leads to a full update.
+
+const (
+	// checkAttempts is how often a check reads the table, because the engine writes what the check cannot tell from damage:
+	// chains, globals, or as much as a load. The pause before it is doubled each time.
+	checkAttempts = 6
+	checkPause    = 50 * time.Millisecond
+	// pausePerCheck times the duration of a check is the pause after it: a tenth of the time is spent.
+	pausePerCheck = 9
+)
+
+// known is what an engine knows of its table when a check begins.
+type known struct {
+	globals desired.Globals
+	layout  layout
+	placed  map[changetracker.ServicePortName]*placed
+	classes []class // with those that nobody uses now
+	*record
+}
+
+// record has the elements that the engine has written since. It is disturbed when the engine has written more.
+type record struct {
+	written   map[elementKey]bool
+	disturbed atomic.Bool
+}
+
+// elementKey names an element of a set.
+type elementKey struct {
+	in  setID
+	key elementBytes
+}
+
+// beginCheck returns what the engine knows. From now on, it records what it writes: a check may read such an element before
+// or after that. The listeners hear of later changes by others. ok is false if the next update is full.
+func (e *Engine) beginCheck() (k known, ok bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.trusted {
+		return known{}, false
+	}
+	e.step.record = &record{written: map[elementKey]bool{}}
+	return known{e.state.globals, e.state.layout, maps.Clone(e.state.placed), e.state.classes.sorted(), e.step.record}, true
+}
+
+// endCheck ends the recording. It reports whether it is complete.
+func (e *Engine) endCheck() (complete bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	complete = e.trusted && e.step.record != nil
+	e.step.record = nil
+	return complete
+}
+
+func (e *Engine) disturbCheck() {
+	if e.step.record != nil {
+		e.step.record.disturbed.Store(true)
+		e.step.record = nil
+	}
+}
+
+// check returns the differences between the table and what the engine knows, one without content if that cannot be found
+// out beside the engine's writes. It returns none if a full update has begun meanwhile, which repairs them. It reads with a
+// socket of its own, which stays open: when one is closed, the kernel lets all writers wait until it has freed what is deleted
+// (nft_rcv_nl_event).
+func (e *Engine) check(ctx context.Context, k kernel) (found []proxier.Difference, err error) {
+	for attempt := range checkAttempts {
+		if attempt > 0 && !pause.For(ctx, checkPause<<attempt) {
+			return nil, ctx.Err()
+		}
+		var complete bool
+		if found, complete, err = e.checkOnce(ctx, k); complete {
+			return found, nil
+		}
+	}
+	return []proxier.Difference{{}}, err
+}
+
+func (e *Engine) checkOnce(ctx context.Context, by kernel) (found []proxier.Difference, complete bool, err error) {
+	reader, err := e.scratch()
+	if err != nil {
+		return nil, false, err
+	}
+	reader.kernel = by
+	k, ok := e.beginCheck()
+	if !ok {
+		return nil, true, nil
+	}
+	reader.begin(k.layout, false)
+	for _, c := range k.classes {
+		reader.state.classes.adopt(c)
+	}
+	v := reader.verification(&desired.Update{Globals: k.globals})
+	v.record = k.record
+	err = v.read(ctx, reader)
+	full := e.fullUpdates.Load()
+	if !e.endCheck() || err != nil { // another program may have changed the table at this moment
+		return nil, false, err
+	}
+	r, err := v.compareAll(maps.All(k.placed))
+	if err != nil || e.fullUpdates.Load() != full {
+		return nil, err == nil, err
+	}
+	// A dump counts the elements that it has sent: when one of them goes, it skips another one.
+	skipped := func(d proxier.Difference) bool { return d.Problem == proxier.DifferenceMissing }
+	if others := slices.DeleteFunc(slices.Clone(r.Differences), skipped); len(others) > 0 || len(k.written) == 0 {
+		return r.Differences, true, nil
+	}
+	return nil, len(r.Differences) == 0, nil
+}
+
+// answer checks the table for each doubt of a listener. What the listener has reported meanwhile leads to a full update, which
+// repairs all that a check finds.
+func (e *Engine) answer(ctx context.Context, l *listener) {
+	var k kernel
+	defer func() {
+		if k != nil {
+			_ = k.Close()
+		}
+	}()
+	for {
+		select {
+		case <-l.doubts:
+		case <-ctx.Done():
+			return
+		}
+		began, reports := time.Now(), l.reports.Load()
+		found, err := e.checkWith(ctx, &k)
+		if err != nil && ctx.Err() == nil {
+			found = []proxier.Difference{{}}
+		}
+		if len(found) > 0 && l.reports.Load() == reports {
+			first := slices.MinFunc(found, func(a, b proxier.Difference) int { return cmp.Compare(a.Object, b.Object) })
+			l.damaged(proxier.Damage{Object: first.Object})
+		}
+		if !pause.For(ctx, pausePerCheck*time.Since(began)) {
+			return
+		}
+	}
+}
+
+// checkWith is check. It opens the socket if it is nil, and closes it if its next answers may be those to this check.
+func (e *Engine) checkWith(ctx context.Context, k *kernel) (found []proxier.Difference, err error) {
+	if *k == nil {
+		opened, err := e.open()
+		if err != nil {
+			return nil, err
+		}
+		*k = opened
+		_, _ = e.generationFrom(ctx, *k) // see listFlowtables; if this fails, so does the check
+	}
+	if found, err = e.check(ctx, *k); err != nil {
+		err = errors.Join(err, (*k).Close())
+		*k = nil
+	}
+	return found, err
+}
