@@ -90,6 +90,7 @@ fi
 {
   machine
   bench ./internal/nftables '^BenchmarkTargets$' -benchtime=1x
+  bench ./internal/nftables '^BenchmarkStalls$' -benchtime=1x
   bench ./internal/nftables '^BenchmarkBalancing$' -benchtime=1x
   bench ./node/endpointhealth '^BenchmarkThousandEndpoints$' -benchtime=2x
   bench ./iptables '^BenchmarkTargets$/./^serviceplane$/^N=1000$' -benchtime=1x # as in the proof

@@ -11,7 +11,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-// The rules of kube-proxy 1.36 for Services of one TCP and one UDP port each, as far as packets of
+// The rules of kube-proxy 1.37 for Services of one TCP and one UDP port each, as far as packets of
 // these benchmarks pass them. podRange is its clusterCIDR.
 const podRange = "10.244.0.0/16"
 
@@ -92,52 +92,66 @@ COMMIT
 }
 
 // likeNFTables programs the rules of its mode nftables: a map of all ClusterIPs leads to a chain of
-// each service port.
+// each service port, which has the endpoints in a map, or a single one in its rule.
 func likeNFTables(b *testing.B, r *road) {
 	b.Helper()
-	var text, ips, ports strings.Builder
+	var text, clusterIPs, hairpins, ips, ports strings.Builder
 	address := func(all *strings.Builder, ip netip.Addr, protocol, chain string) {
 		fmt.Fprintf(all, "%s . %s . %d : goto %s,\n", ip, protocol, servicePort, chain)
 	}
+	for _, endpoint := range r.endpoints {
+		for _, protocol := range []string{"tcp", "udp"} {
+			fmt.Fprintf(&hairpins, "%s . %s . %s . %d,\n", endpoint.Addr(), endpoint.Addr(), protocol, endpoint.Port())
+		}
+	}
 	for i, s := range r.services {
+		fmt.Fprintf(&clusterIPs, "%s,\n", s.clusterIP)
 		for _, protocol := range s.protocols() {
 			id := fmt.Sprintf("%d-%s", i, protocol)
 			address(&ips, s.clusterIP, protocol, "service-"+id)
-			var choices []string
-			for n, endpoint := range r.endpoints {
-				chain := fmt.Sprintf("endpoint-%s-%d", id, n)
-				choices = append(choices, fmt.Sprintf("%d : goto %s", n, chain))
-				fmt.Fprintf(&text, "chain %s { ip saddr %s jump mark-for-masquerade; meta l4proto %s dnat to %s; }\n", chain, endpoint.Addr(), protocol, endpoint)
+			to := "to " + r.endpoints[0].String()
+			if len(r.endpoints) > 1 {
+				var choices []string
+				for n, endpoint := range r.endpoints {
+					choices = append(choices, fmt.Sprintf("%d : %s . %d", n, endpoint.Addr(), endpoint.Port()))
+				}
+				to = fmt.Sprintf("ip addr . port to numgen random mod %d map { %s }", len(choices), strings.Join(choices, ", "))
 			}
-			fmt.Fprintf(&text, "chain service-%s { ip daddr %s %s dport %d ip saddr != %s jump mark-for-masquerade; numgen random mod %d vmap { %s }; }\n",
-				id, s.clusterIP, protocol, servicePort, podRange, len(r.endpoints), strings.Join(choices, ", "))
+			fmt.Fprintf(&text, "chain service-%s { meta l4proto %s dnat %s; }\n", id, protocol, to)
 			if s.isMeasured() {
-				fmt.Fprintf(&text, "chain external-%s { jump mark-for-masquerade; goto service-%s; }\n", id, id)
+				fmt.Fprintf(&text, "chain external-%s { meta mark set meta mark or 0x4000; goto service-%s; }\n", id, id)
 				address(&ips, s.loadBalancer, protocol, "external-"+id)
 				fmt.Fprintf(&ports, "%s . %d : goto external-%s,\n", protocol, nodePort, id)
 			}
 		}
 	}
 	feed(b, r.world.Node, `table ip kube-proxy {
-set cluster-ips { type ipv4_addr; }
+set cluster-ips { type ipv4_addr; elements = { `+clusterIPs.String()+` } }
 set nodeport-ips { type ipv4_addr; elements = { `+nodeAddr(r).String()+` } }
+set hairpin-connections { type ipv4_addr . ipv4_addr . inet_proto . inet_service; elements = { `+hairpins.String()+` } }
 map no-endpoint-services { type ipv4_addr . inet_proto . inet_service : verdict; }
 map no-endpoint-nodeports { type inet_proto . inet_service : verdict; }
 map firewall-ips { type ipv4_addr . inet_proto . inet_service : verdict; }
-chain mark-for-masquerade { meta mark set mark or 0x4000; }
-chain masquerading { meta mark & 0x4000 == 0 return; meta mark set mark xor 0x4000; masquerade fully-random; }
+chain masquerading {
+meta mark & 0x4000 != 0 meta mark set meta mark xor 0x4000 masquerade fully-random;
+ct status dnat ip saddr . ip daddr . meta l4proto . th dport @hairpin-connections masquerade fully-random;
+}
 `+text.String()+`map service-ips { type ipv4_addr . inet_proto . inet_service : verdict; elements = { `+ips.String()+` } }
 map service-nodeports { type inet_proto . inet_service : verdict; elements = { `+ports.String()+` } }
-chain services { ip daddr . meta l4proto . th dport vmap @service-ips; ip daddr @nodeport-ips meta l4proto . th dport vmap @service-nodeports; }
-chain service-endpoints-check { ip daddr . meta l4proto . th dport vmap @no-endpoint-services; ip daddr @nodeport-ips meta l4proto . th dport vmap @no-endpoint-nodeports; }
+chain services {
+ip daddr @cluster-ips ip saddr != `+podRange+` meta mark set meta mark or 0x4000;
+ip daddr . meta l4proto . th dport vmap @service-ips;
+ip daddr @nodeport-ips meta l4proto . th dport vmap @service-nodeports;
+}
+chain service-endpoints-check { ip daddr . meta l4proto . th dport vmap @no-endpoint-services; }
+chain nodeport-endpoints-check { ip daddr @nodeport-ips meta l4proto . th dport vmap @no-endpoint-nodeports; }
 chain firewall-check { ip daddr . meta l4proto . th dport vmap @firewall-ips; }
 chain cluster-ips-check { ip daddr @cluster-ips reject; }
 chain filter-prerouting-pre-dnat { type filter hook prerouting priority -110; ct state new jump firewall-check; }
 chain filter-output-pre-dnat { type filter hook output priority -110; ct state new jump firewall-check; }
-chain filter-input { type filter hook input priority -110; ct state new jump service-endpoints-check; }
-chain filter-forward { type filter hook forward priority -110; ct state new jump service-endpoints-check; ct state new jump cluster-ips-check; }
-chain filter-output { type filter hook output priority -110; ct state new jump service-endpoints-check; }
-chain filter-output-post-dnat { type filter hook output priority -90; ct state new jump cluster-ips-check; }
+chain filter-input { type filter hook input priority 0; ct state new jump nodeport-endpoints-check; ct state new jump service-endpoints-check; }
+chain filter-forward { type filter hook forward priority 0; ct state new jump service-endpoints-check; ct state new jump cluster-ips-check; }
+chain filter-output { type filter hook output priority 0; ct state new jump service-endpoints-check; ct state new jump cluster-ips-check; }
 chain nat-prerouting { type nat hook prerouting priority -100; jump services; }
 chain nat-output { type nat hook output priority -100; jump services; }
 chain nat-postrouting { type nat hook postrouting priority 100; jump masquerading; }

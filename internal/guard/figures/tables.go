@@ -41,6 +41,7 @@ const (
 	onSocketMaps = "ebpf.BenchmarkSockets/N=*/E=10/"
 	onProxies    = "userspace.BenchmarkProxies/"
 	onEvents     = "node/nodeproxy.BenchmarkEventToPacket"
+	onStalls     = "internal/nftables.BenchmarkStalls/N=50000/E=2/"
 )
 
 // Units of columns.
@@ -74,6 +75,11 @@ var tables = []table{ // read-only
 		"first", "first sync, {E} endpoints each", "replaced=1", "one endpoint replaced", "full", "full sync, nothing changed",
 		"restart", "restart on the populated kernel", "deleted", "the table deleted by another program, all of it restored",
 		"wait", "longest wait of another writer during the first sync", "heap", "live heap afterwards, without the informers' objects")},
+	{"stalls", "nftables, 50,000 Services", columns(
+		"the change", "", times, "one endpoint, after it", "", "next-ms", "another writer waits: median", "", "p50-ms",
+		"99th percentile", "", "p99-ms", "longest", "", "longest-ms"), under(onStalls,
+		"alone", "no change", "come", "come, 2 endpoints each", "change", "all endpoints replaced", "full", "full sync, nothing changed",
+		"repair", "the table deleted by a third program, all of it restored", "restart", "restart on the populated kernel", "go", "deleted")},
 	{"events", "nodeproxy, mode nftables, 10 endpoints of each Service", columns(
 		"median", "", times, "99th percentile", "", "p99-ms", "CPU time of nodeproxy for a change", "", cpus, "connections meanwhile", "", "connections",
 		"failed", "", "failed"), slices.Concat(
