@@ -15,7 +15,7 @@ const (
 	longAffinity = 10 * time.Minute
 	// shortAffinity is a timeout that the test waits for: it is refreshed at a third of it, and
 	// has ended after quietTime.
-	shortAffinity = 2 * time.Second
+	shortAffinity = 4 * time.Second
 	refreshEvery  = shortAffinity / 3
 	quietTime     = shortAffinity + time.Second
 )

@@ -181,31 +181,25 @@ func TestConnectionsGoRoundAndEndHalfByHalf(t *testing.T) {
 // An endpoint that refuses, or does not answer, costs the client one attempt of at most
 // 250 ms.
 func TestADeadEndpointIsSkipped(t *testing.T) {
-	refuses, err := net.ListenTCP("tcp4", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dead := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), addrPort(refuses.Addr()).Port())
-	_ = refuses.Close()
+	// Addresses of nobody: a port that was free a moment ago may be another program's.
+	dead, silent := netip.MustParseAddrPort("127.255.255.253:9"), netip.MustParseAddrPort("127.255.255.254:9")
 	alive := named(t, "alive")
-	silent := netip.MustParseAddrPort("127.255.255.254:9")
 	e := engine(t, func(c *Config) {
 		c.Hooks.Dial = func(ctx context.Context, _ Connection, endpoint netip.AddrPort) (net.Conn, error) {
-			if endpoint == silent {
-				<-ctx.Done()
-				return nil, ctx.Err()
+			if endpoint != silent {
+				return (&net.Dialer{}).DialContext(ctx, "tcp", endpoint.String())
 			}
-			return (&net.Dialer{}).DialContext(ctx, "tcp", endpoint.String())
+			if deadline, ok := ctx.Deadline(); !ok || time.Until(deadline) > 250*time.Millisecond {
+				t.Errorf("the attempt ends at %v, want within 250 ms", deadline)
+			}
+			<-ctx.Done()
+			return nil, ctx.Err()
 		}
 	})
-	for name, bad := range map[string]netip.AddrPort{"refuses": dead, "silent": silent} {
+	for _, bad := range []netip.AddrPort{dead, silent} {
 		apply(t, e, web(v1.ProtocolTCP, bad, alive))
 		for range 4 {
-			began := time.Now()
 			mustAsk(t, at(t, e, RoleInternal), "alive heard hello")
-			if took := time.Since(began); took > 5*time.Second {
-				t.Errorf("%s: answered after %v, want soon after 250ms", name, took)
-			}
 		}
 	}
 }

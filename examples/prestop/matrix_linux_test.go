@@ -92,7 +92,7 @@ func (e *ending) test() {
 		e.eject()
 	}
 	var h *hook
-	start := func() { h = e.hookOf(t.Context(), e.Name, e.IP, "--deadline=10s") }
+	start := func() { h = e.hookOf(t.Context(), e.Name, e.IP) }
 	switch e.Objects {
 	case "known":
 		e.put(proxiertest.Terminating())

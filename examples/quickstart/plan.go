@@ -52,6 +52,11 @@ type planning struct {
 	text string // guarded by mu
 }
 
+// Abilities implements proxier.Engine. It owns no names and watches nothing, so that another process may have them.
+func (p *planning) Abilities() proxier.Abilities {
+	return proxier.Abilities{Plan: p.Engine.Abilities().Plan}
+}
+
 // Apply implements proxier.Engine. The first update is full, and contains everything. The
 // call of Sync may cause a second one, without changes.
 func (p *planning) Apply(_ context.Context, update desired.Update) (proxier.Result, error) {

@@ -18,6 +18,9 @@ import (
 
 	"github.com/google/nftables"
 	"go.uber.org/goleak"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/proxier"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -36,6 +39,7 @@ func runShow(ctx context.Context, t *testing.T, out io.Writer, dir string, m mod
 		t.Fatal(err)
 	}
 	tables, namespaces := rootTables(t), openNamespaces(t)
+	t.Setenv("TMPDIR", t.TempDir()) // others run the program, too
 	leftovers := filepath.Join(os.TempDir(), "quickstart-*")
 	folders, err := filepath.Glob(leftovers)
 	if err != nil {
@@ -164,6 +168,22 @@ func checkPlan(t *testing.T, m mode) {
 	}
 	if strings.Contains(out.String(), "5432") {
 		t.Error("the plan has the headless Service's port 5432")
+	}
+}
+
+// TestThePlanNeedsNoNames: another process may program them at the same time.
+func TestThePlanNeedsNoNames(t *testing.T) {
+	for _, m := range kernelModes() {
+		engine, err := m.engine(proxier.Config{}, v1.IPv4Protocol)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !engine.Abilities().OwnsNames {
+			t.Errorf("%s: the engine owns no names", m)
+		}
+		if can := (&planning{Engine: engine}).Abilities(); can.OwnsNames || can.Watch != nil {
+			t.Errorf("%s: the plan owns names, or watches", m)
+		}
 	}
 }
 

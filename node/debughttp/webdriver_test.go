@@ -77,6 +77,7 @@ func capabilities(chromium, profile string) any {
 	return map[string]any{"capabilities": map[string]any{"alwaysMatch": map[string]any{
 		"goog:chromeOptions": map[string]any{"binary": chromium, "args": arguments},
 		"goog:loggingPrefs":  map[string]string{"browser": "ALL"},
+		"timeouts":           map[string]int64{"script": poll.Timeout.Milliseconds(), "pageLoad": poll.Timeout.Milliseconds()},
 	}}}
 }
 
