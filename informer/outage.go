@@ -107,6 +107,9 @@ func (o *outage) source(from cache.ListerWatcher, failed func(error)) cache.List
 // of that watch would wait for ever.
 func endWith(ctx context.Context, w watch.Interface, err error) (watch.Interface, error) {
 	if err != nil {
+		if w != nil { // it has begun as the context ended
+			w.Stop()
+		}
 		return nil, err
 	}
 	return endingWatch{w, context.AfterFunc(ctx, w.Stop)}, nil
