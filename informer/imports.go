@@ -89,8 +89,7 @@ func (s *importSource) list(ctx context.Context, o metav1.ListOptions) (runtime.
 // watch makes the informer list again after a pause if the resource is absent.
 func (s *importSource) watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	if !s.absent {
-		w, err := s.resource.Watch(ctx, o)
-		return endWith(ctx, w, err)
+		return s.resource.Watch(ctx, o)
 	}
 	select {
 	case <-time.After(s.pause):

@@ -98,30 +98,11 @@ func (o *outage) source(from cache.ListerWatcher, failed func(error)) cache.List
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (w watch.Interface, err error) {
 			err = o.until(ctx, failed, func() (err error) { w, err = asked.WatchWithContext(ctx, options); return err })
-			return endWith(ctx, w, err)
+			if err != nil && w != nil { // it began as ctx ended
+				w.Stop()
+				w = nil
+			}
+			return w, err
 		},
 	}, from)
-}
-
-// endWith makes a watch stop with its context: a reflector that ends does not always stop its last watch, and the goroutine
-// of that watch would wait for ever.
-func endWith(ctx context.Context, w watch.Interface, err error) (watch.Interface, error) {
-	if err != nil {
-		if w != nil { // it has begun as the context ended
-			w.Stop()
-		}
-		return nil, err
-	}
-	return endingWatch{w, context.AfterFunc(ctx, w.Stop)}, nil
-}
-
-type endingWatch struct {
-	watch.Interface
-	forget func() bool
-}
-
-// Stop implements watch.Interface.
-func (w endingWatch) Stop() {
-	w.forget()
-	w.Interface.Stop()
 }

@@ -14,8 +14,11 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 )
 
 // TestOneAsksDuringAnOutage: all go on within two seconds after the API server is back, or five if it
@@ -125,6 +128,20 @@ func TestAnOutageEndsWithItsContext(t *testing.T) {
 			t.Errorf("it ends after %v, want with its context", took)
 		}
 	})
+}
+
+// A watch that begins as its context ends is stopped, so that its goroutine ends.
+func TestAWatchThatBeginsAsItsContextEnds(t *testing.T) {
+	ctx, end := context.WithCancel(t.Context())
+	begun := watch.NewFake()
+	from := newOutage().source(&cache.ListWatch{WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) {
+		end()
+		return begun, nil
+	}}, func(error) {})
+	w, err := cache.ToListerWatcherWithContext(from).WatchWithContext(ctx, metav1.ListOptions{})
+	if w != nil || !errors.Is(err, context.Canceled) || !begun.IsStopped() {
+		t.Errorf("watch %v, %v, stopped: %v; want no watch, %v, and that it is stopped", w, err, begun.IsStopped(), context.Canceled)
+	}
 }
 
 // TestOneKindIsNoOutage: an answer about one kind of objects is no outage.

@@ -23,8 +23,10 @@ const (
 	// chains, globals, or as much as a load. The pause before it is doubled each time.
 	checkAttempts = 6
 	checkPause    = 50 * time.Millisecond
-	// pausePerCheck times the duration of a check is the pause after it: a tenth of the time is spent.
+	// pausePerCheck times the duration of a check is the pause after it, so that a tenth of the time is spent; longestRest is
+	// the longest pause, because a check that was disturbed has paused itself.
 	pausePerCheck = 9
+	longestRest   = 10 * time.Second
 )
 
 // known is what an engine knows of its table when a check begins.
@@ -77,8 +79,8 @@ func (e *Engine) disturbCheck() {
 }
 
 // check returns the differences between the table and what the engine knows, one without content if that cannot be found
-// out beside the engine's writes. It returns none if a full update has begun meanwhile, which repairs them. It reads with a
-// socket of its own, which stays open: when one is closed, the kernel lets all writers wait until it has freed what is deleted
+// out beside the engine's writes. It returns none if a full update has begun meanwhile, which repairs them. The socket is of
+// checks only, and stays open: when a socket is closed, the kernel lets all writers wait until it has freed what is deleted
 // (nft_rcv_nl_event).
 func (e *Engine) check(ctx context.Context, k kernel) (found []proxier.Difference, err error) {
 	for attempt := range checkAttempts {
@@ -150,7 +152,7 @@ func (e *Engine) answer(ctx context.Context, l *listener) {
 			first := slices.MinFunc(found, func(a, b proxier.Difference) int { return cmp.Compare(a.Object, b.Object) })
 			l.damaged(proxier.Damage{Object: first.Object})
 		}
-		if !pause.For(ctx, pausePerCheck*time.Since(began)) {
+		if !pause.For(ctx, min(pausePerCheck*time.Since(began), longestRest)) {
 			return
 		}
 	}

@@ -11,11 +11,11 @@ import (
 // an order in which it serves all the time: first the slots that nothing leads to yet, then those that change, then, in one
 // transaction, what leads to the slots, and last the slots that nothing leads to any more.
 
-// largeStep times stepElements is how many elements are written in parts.
+// largeStep times stepElements is the number of elements beyond which slots have transactions of their own.
 const largeStep = 4
 
-// slotSets have most elements of a large service port. Where a number leads to, comes before the slots with numbers, and what
-// an endpoint needs that dials itself before all.
+// slotSets have most elements of a large service port. They are written in this order: what masquerades an endpoint that dials
+// itself, then the endpoints of affinity numbers, then the slots.
 func slotSets() []setID {
 	return []setID{setHairpin, setAffinityEndpoints, setEndpoints, setNodePortEndpoints, setAffinityPicks, setNodePortAffinityPicks}
 }
