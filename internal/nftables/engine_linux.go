@@ -159,8 +159,8 @@ func (e *Engine) generationFrom(ctx context.Context, k kernel) (uint32, error) {
 	return id, err
 }
 
-// partSize is how many service ports an Update should have: it takes some 20 ms then, and a large change in parts
-// takes no longer than as a whole.
+// partSize is how many service ports an Update should have: BenchmarkStalls measures how long a small change waits for a part
+// of a large one.
 const partSize = 1000
 
 // Abilities implements proxier.Engine.

@@ -76,7 +76,7 @@ var tables = []table{ // read-only
 		"restart", "restart on the populated kernel", "deleted", "the table deleted by another program, all of it restored",
 		"wait", "longest wait of another writer during the first sync", "heap", "live heap afterwards, without the informers' objects")},
 	{"stalls", "nftables, 50,000 Services", columns(
-		"the change", "", times, "one endpoint, after it", "", "next-ms", "another writer waits: median", "", "p50-ms",
+		"the change", "", times, "one endpoint, after it", "", "next-ms", "one of another namespace, meanwhile", "", "beside-ms", "another writer waits: median", "", "p50-ms",
 		"99th percentile", "", "p99-ms", "longest", "", "longest-ms"), under(onStalls,
 		"alone", "no change", "come", "come, 2 endpoints each", "change", "all endpoints replaced", "full", "full sync, nothing changed",
 		"repair", "the table deleted by a third program, all of it restored", "restart", "restart on the populated kernel", "go", "deleted")},
