@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/chance"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -407,7 +408,7 @@ func TestEveryHistoryOfAVirtualServerKeepsTheLaws(t *testing.T) {
 			}
 			seen := map[state]bool{}
 			latest := []*history{newHistory(protocol)}
-			for range longestHistory {
+			for range chance.Few(longestHistory-2, longestHistory) {
 				var next []*history
 				for _, h := range latest {
 					for i := range all {

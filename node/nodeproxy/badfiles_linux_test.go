@@ -42,6 +42,7 @@ func TestIrregularFilesDoNotBlock(t *testing.T) {
 
 // TestAnEmptyFile: its objects stay for a while, in which it may be written again.
 func TestAnEmptyFile(t *testing.T) {
+	t.Parallel()
 	f := started(t)
 	for i, nothing := range []string{"", "\n# soon\n---\n"} {
 		f.write("web.yaml", nothing)

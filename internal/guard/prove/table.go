@@ -175,7 +175,7 @@ func races() (some []proof) {
 func clusters() []proof {
 	return []proof{
 		row("cluster", "In 10,000 clusters whose API server, watches and kernels fail, every node ends with what the API server has, in time.", nil,
-			run(4, "go test ./internal/cluster -run=^TestSeeds$ -seeds=10000"), run(1, "go test ./internal/cluster -run=^TestSeeds$ -budget=50s")),
+			run(4, all+"go test ./internal/cluster -run=^(TestSeeds|TestPlantedFaults)$ -seeds=10000"), run(1, "go test ./internal/cluster -run=^TestSeeds$ -budget=50s")),
 		row("cluster-large", "1,000 nodes with faults follow in time.", nil, run(3, "go test ./internal/cluster -run=^TestLarge$ -nodes=1000 -seed=1")),
 		row("hostile", "Every object at the limits of the API server costs no more than SECURITY.md says.", kernel(),
 			run(15, "go test ./internal/hostile -hostile.objects=100"), run(2, "go test ./internal/hostile -hostile.objects=3")),

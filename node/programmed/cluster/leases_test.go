@@ -107,6 +107,7 @@ func watches(api *apitest.Server) (n int) {
 // Nodes that cannot be dialled are waited for through their Leases. Before that, they write
 // nothing, and nobody asks their proxies.
 func TestLeases(t *testing.T) {
+	t.Parallel()
 	api, c := startAPI(t, 2)
 	nodes := []*node{{}, {}}
 	for i, n := range nodes {
@@ -170,6 +171,7 @@ func TestLeases(t *testing.T) {
 
 // A Lease has the endpoints to which a node sends although they end: who waits for one of these waits on.
 func TestLeasesSayWhereNodesSend(t *testing.T) {
+	t.Parallel()
 	api, c := startAPI(t, 1)
 	pod, n := netip.MustParseAddrPort("10.244.0.1:8080"), &node{}
 	n.version.Store(6)
@@ -201,6 +203,7 @@ func TestLeasesSayWhereNodesSend(t *testing.T) {
 
 // TestLeasesOfNodesThatAreBehindAList: no Lease says whether a node that is behind has a pod that no list has any more.
 func TestLeasesOfNodesThatAreBehindAList(t *testing.T) {
+	t.Parallel()
 	api, c := startAPI(t, 1)
 	n := &node{}
 	n.version.Store(6)
