@@ -34,26 +34,30 @@ type resettingConn struct {
 	handle netlinkx.Handle
 	// client and dialled are those of the original direction, server of the reply.
 	client, dialled, server netip.AddrPort
-	byRule                  bool // a rule has translated it, and not IPVS
 	listed                  bool // in the kernel's table
+	cut                     bool // the kernel has no conntrack entry any more
 	until, due              time.Time
 	wait                    time.Duration // before the next attempt
 }
 
 // resetter is the kernel as an ender needs it.
 type resetter interface {
-	// remove removes what list has made, also what an earlier process has left.
-	remove() error
-	// list resets these connections at their next packet, from either end.
+	// remove removes what list has made, also what an earlier process has left, unless it
+	// resets connections: left reports that.
+	remove() (left bool, err error)
+	// list resets these connections at their next packet without a conntrack entry, from
+	// either end.
 	list(conns []*resettingConn) error
-	// reset returns the connections whose client has got a RST.
-	reset() (map[[4]byte]bool, error)
-	// existing returns those of conns that conntrack still has.
-	existing(conns []*resettingConn) ([]*resettingConn, error)
+	// cut deletes the conntrack entries of connections, and sets their cut. Entries that
+	// were gone before are those of connections that had ended.
+	cut(conns []*resettingConn) (ended []*resettingConn, err error)
 	// provoke makes both ends of these connections send a packet, where it can.
 	provoke(conns []*resettingConn) error
-	// forget undoes list for some connections, and deletes their conntrack entries if reset.
-	forget(conns []*resettingConn, reset bool) error
+	// waiting returns how many packets of clients have got a RST, by connection. A connection
+	// is missing if its client has sent a RST, or a new one has its addresses.
+	waiting() (func(*resettingConn) (resets uint64, ok bool), error)
+	// forget undoes list for some connections.
+	forget(conns []*resettingConn) error
 }
 
 // ender ends the connections of one IP family.
@@ -78,22 +82,19 @@ func newEnder(k resetter) *ender {
 	return &ender{kernel: k, wake: make(chan struct{}, 1), known: map[netlinkx.Handle]struct{}{}, made: true}
 }
 
-// found adds a connection. One in a conntrack zone cannot be provoked, and one that ends by
-// itself needs nothing.
+// found adds a connection. One in a conntrack zone has addresses that others may have, and one
+// that ends by itself needs nothing.
 func (e *ender) found(f *netlinkx.Flow) {
 	h := f.Handle()
-	if h.Zone || f.TCPState < tcpSynRecv || f.TCPState > tcpLastAck {
+	if h.Zone || f.TCPState == netlinkx.TCPSynSent || f.TCPState > tcpLastAck {
 		return
 	}
-	e.add(&resettingConn{handle: h, client: f.Source, dialled: f.Destination, server: f.Server, byRule: f.Translated})
+	e.add(&resettingConn{handle: h, client: f.Source, dialled: f.Destination, server: f.Server})
 }
 
-// TCP_CONNTRACK_SYN_RECV and …_LAST_ACK of linux/netfilter/nf_conntrack_tcp.h. The states of open
-// connections are between them.
-const (
-	tcpSynRecv = 2
-	tcpLastAck = 6
-)
+// tcpLastAck is TCP_CONNTRACK_LAST_ACK of linux/netfilter/nf_conntrack_tcp.h, the last state of an open
+// connection.
+const tcpLastAck = 6
 
 func (e *ender) add(c *resettingConn) {
 	e.mu.Lock()
@@ -116,7 +117,8 @@ func (e *ender) begin() {
 	}
 }
 
-// run ends connections until ctx ends, and then removes everything from the kernel.
+// run ends connections until ctx ends. What it has in the kernel then stays as long as it has
+// connections to reset.
 func (e *ender) run(ctx context.Context, log *zap.Logger) error {
 	timer := time.NewTimer(longestWait)
 	defer timer.Stop()
@@ -145,7 +147,8 @@ func (e *ender) close() error {
 	if !begun || !e.made {
 		return nil
 	}
-	return e.kernel.remove()
+	_, err := e.kernel.remove()
+	return err
 }
 
 // round does what is due, and returns when the next round is; 0 for none.
@@ -182,49 +185,51 @@ func (e *ender) startWaiting(now time.Time) {
 }
 
 func (e *ender) work(now time.Time) error {
-	if len(e.active) == 0 {
-		if !e.made {
-			return nil
-		}
-		err := e.kernel.remove()
-		e.made = err != nil
-		return err
-	}
 	if err := e.collect(now); err != nil {
 		return err
 	}
+	if err := e.reset(now); err != nil || len(e.active) > 0 || !e.made {
+		return err
+	}
+	left, err := e.kernel.remove()
+	e.made = left || err != nil
+	return err
+}
+
+// reset does what is due for each connection.
+func (e *ender) reset(now time.Time) error {
 	due := slices.DeleteFunc(slices.Clone(e.active), func(c *resettingConn) bool { return c.due.After(now) })
 	due = due[:min(len(due), roundSize)]
-	if len(due) == 0 {
-		return nil
+	if err := e.list(due); err != nil {
+		return err
 	}
-	exist, err := e.kernel.existing(due)
+	ended, err := e.kernel.cut(slices.DeleteFunc(slices.Clone(due), func(c *resettingConn) bool { return c.cut }))
 	if err != nil {
 		return err
 	}
-	gone := slices.DeleteFunc(slices.Clone(due), func(c *resettingConn) bool { return slices.Contains(exist, c) })
-	if err := e.forget(gone, false); err != nil {
+	if err := e.forget(ended, false); err != nil {
 		return err
 	}
-	return e.provoke(now, exist)
+	return e.provoke(now, slices.DeleteFunc(due, func(c *resettingConn) bool { return !c.cut }))
 }
 
-// collect forgets a connection when its client has got a RST, or when it has lasted too long.
+// collect forgets a connection when its client has got a RST or sent one, when a new one has its
+// addresses, or when it has lasted too long.
 func (e *ender) collect(now time.Time) error {
 	if !slices.ContainsFunc(e.active, func(c *resettingConn) bool { return c.listed }) {
 		return nil
 	}
-	reset, err := e.kernel.reset()
+	waiting, err := e.kernel.waiting()
 	if err != nil {
 		e.unlist() // another program may have deleted the table
 		return err
 	}
 	var ended, expired []*resettingConn
 	for _, c := range e.active {
-		switch {
-		case reset[c.handle.ID]:
+		switch resets, ok := waiting(c); {
+		case resets > 0:
 			ended = append(ended, c)
-		case now.After(c.until):
+		case c.listed && !ok || now.After(c.until):
 			expired = append(expired, c)
 		}
 	}
@@ -234,23 +239,29 @@ func (e *ender) collect(now time.Time) error {
 	return e.forget(expired, false)
 }
 
-func (e *ender) provoke(now time.Time, conns []*resettingConn) error {
+// list lists those of conns that are not listed.
+func (e *ender) list(conns []*resettingConn) error {
 	fresh := slices.DeleteFunc(slices.Clone(conns), func(c *resettingConn) bool { return c.listed })
-	if len(fresh) > 0 {
-		e.made = true
-		if err := e.kernel.list(fresh); err != nil {
-			e.unlist()
-			return err
-		}
-		for _, c := range fresh {
-			c.listed = true
-		}
+	if len(fresh) == 0 {
+		return nil
+	}
+	e.made = true
+	if err := e.kernel.list(fresh); err != nil {
+		e.unlist()
+		return err
+	}
+	for _, c := range fresh {
+		c.listed = true
+	}
+	return nil
+}
+
+func (e *ender) provoke(now time.Time, conns []*resettingConn) error {
+	if len(conns) == 0 {
+		return nil
 	}
 	for _, c := range conns {
 		c.due, c.wait = now.Add(c.wait), min(2*c.wait, longestWait)
-	}
-	if len(conns) == 0 {
-		return nil
 	}
 	return e.kernel.provoke(conns)
 }
@@ -266,8 +277,7 @@ func (e *ender) forget(conns []*resettingConn, reset bool) error {
 	if len(conns) == 0 {
 		return nil
 	}
-	if err := e.kernel.forget(conns, reset); err != nil {
-		e.unlist()
+	if err := e.kernel.forget(conns); err != nil {
 		return err
 	}
 	gone := map[*resettingConn]bool{}
@@ -296,7 +306,7 @@ func (e *ender) next(now time.Time) time.Duration {
 	case len(e.active) == 0 && !e.made:
 		return 0
 	case len(e.active) == 0:
-		return roundPause
+		return longestWait
 	}
 	first := slices.MinFunc(e.active, func(a, b *resettingConn) int { return a.due.Compare(b.due) })
 	return max(first.due.Sub(now), roundPause)

@@ -2,8 +2,8 @@ package conntrack
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -20,28 +20,28 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// fakeTable is a kernel in which every provoked client gets a RST, except those in deaf.
+// fakeTable is a kernel in which every provoked client gets a RST, except those in deaf. Those in
+// gone have no conntrack entry, those in back have opened a new connection since.
 type fakeTable struct {
 	mu               sync.Mutex // guards all below
 	err              error
-	listed           map[[4]byte]bool
-	deaf, gone, done map[[4]byte]bool
+	listed           map[netip.AddrPort]uint64 // RSTs by client
+	deaf, gone, back map[netip.AddrPort]bool
 	provoked         int
 	most, removals   int
 }
 
 func newFakeTable() *fakeTable {
-	return &fakeTable{listed: map[[4]byte]bool{}, deaf: map[[4]byte]bool{}, gone: map[[4]byte]bool{}, done: map[[4]byte]bool{}}
+	return &fakeTable{listed: map[netip.AddrPort]uint64{}, deaf: map[netip.AddrPort]bool{}, gone: map[netip.AddrPort]bool{}, back: map[netip.AddrPort]bool{}}
 }
 
-func (k *fakeTable) remove() error {
+func (k *fakeTable) remove() (left bool, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.err == nil {
+	if k.err == nil && len(k.listed) == 0 {
 		k.removals++
-		clear(k.listed)
 	}
-	return k.err
+	return len(k.listed) > 0, k.err
 }
 
 func (k *fakeTable) list(conns []*resettingConn) error {
@@ -51,26 +51,21 @@ func (k *fakeTable) list(conns []*resettingConn) error {
 		return k.err
 	}
 	for _, c := range conns {
-		k.listed[c.handle.ID] = true
+		k.listed[c.client] = 0
 	}
 	k.most = max(k.most, len(k.listed))
 	return nil
 }
 
-func (k *fakeTable) reset() (map[[4]byte]bool, error) {
+func (k *fakeTable) cut(conns []*resettingConn) (ended []*resettingConn, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	reset := map[[4]byte]bool{}
-	for id := range k.done {
-		reset[id] = k.listed[id]
+	for _, c := range conns {
+		if c.cut = !k.gone[c.client]; !c.cut {
+			ended = append(ended, c)
+		}
 	}
-	return reset, k.err
-}
-
-func (k *fakeTable) existing(conns []*resettingConn) ([]*resettingConn, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(conns), func(c *resettingConn) bool { return k.gone[c.handle.ID] }), k.err
+	return ended, k.err
 }
 
 func (k *fakeTable) provoke(conns []*resettingConn) error {
@@ -78,18 +73,28 @@ func (k *fakeTable) provoke(conns []*resettingConn) error {
 	defer k.mu.Unlock()
 	k.provoked += len(conns)
 	for _, c := range conns {
-		if !k.deaf[c.handle.ID] && k.listed[c.handle.ID] {
-			k.done[c.handle.ID] = true
+		if _, ok := k.listed[c.client]; ok && c.cut && !k.deaf[c.client] {
+			k.listed[c.client]++
 		}
 	}
 	return k.err
 }
 
-func (k *fakeTable) forget(conns []*resettingConn, _ bool) error {
+func (k *fakeTable) waiting() (func(*resettingConn) (uint64, bool), error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	now := maps.Clone(k.listed)
+	return func(c *resettingConn) (uint64, bool) {
+		resets, ok := now[c.client]
+		return resets, ok && !k.back[c.client]
+	}, k.err
+}
+
+func (k *fakeTable) forget(conns []*resettingConn) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, c := range conns {
-		delete(k.listed, c.handle.ID)
+		delete(k.listed, c.client)
 	}
 	return k.err
 }
@@ -103,9 +108,8 @@ func (k *fakeTable) counts() counts {
 	return counts{len(k.listed), k.provoked, k.most, k.removals}
 }
 
-func number4(n int) (id [4]byte) {
-	binary.BigEndian.PutUint32(id[:], uint32(n))
-	return id
+func client(n int) netip.AddrPort {
+	return netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), uint16(n))
 }
 
 // testEnder runs an ender in a synctest bubble, with n connections.
@@ -124,9 +128,8 @@ func testEnder(t *testing.T, n int, prepare func(k *fakeTable), test func(t *tes
 			t.Error("removed a table before the first Clean, which may be that of another instance")
 		}
 		for i := range n {
-			server := netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), uint16(i))
 			for range 2 { // found twice
-				e.add(&resettingConn{handle: netlinkx.Handle{ID: number4(i)}, server: server})
+				e.add(&resettingConn{handle: netlinkx.Handle{ReplyTo: client(i)}, client: client(i)})
 			}
 		}
 		e.begin()
@@ -135,8 +138,8 @@ func testEnder(t *testing.T, n int, prepare func(k *fakeTable), test func(t *tes
 		if err := <-ended; err != nil {
 			t.Errorf("run = %v, want nil", err)
 		}
-		if k.counts().listed > 0 {
-			t.Errorf("%d connections are listed after the end, want no table", k.counts().listed)
+		if open, _, _ := e.status(); k.counts().listed != open {
+			t.Errorf("%d connections are listed after the end, want the %d that are open", k.counts().listed, open)
 		}
 	})
 }
@@ -146,7 +149,7 @@ func TestConnectionsEndWithinBounds(t *testing.T) {
 	const n = 3 * maxResetting
 	deaf := func(k *fakeTable) {
 		for i := range n {
-			k.deaf[number4(i)] = i%2 == 0
+			k.deaf[client(i)] = i%2 == 0
 		}
 	}
 	testEnder(t, n, deaf, func(t *testing.T, e *ender, k *fakeTable, _ *observer.ObservedLogs) {
@@ -171,13 +174,41 @@ func TestConnectionsEndWithinBounds(t *testing.T) {
 	})
 }
 
-// Connections that end themselves are forgotten, and no packet is sent for them.
+// Connections that have ended are forgotten, and no packet is sent for them; nor is one for a new
+// connection of a client.
 func TestConnectionsThatEndThemselvesAreForgotten(t *testing.T) {
-	testEnder(t, 1, func(k *fakeTable) { k.gone[number4(0)] = true }, func(t *testing.T, e *ender, k *fakeTable, _ *observer.ObservedLogs) {
-		time.Sleep(10 * time.Second)
+	for name, most := range map[string]int{"gone": 0, "back": 1} {
+		t.Run(name, func(t *testing.T) {
+			prepare := func(k *fakeTable) {
+				k.deaf[client(0)] = true
+				map[string]map[netip.AddrPort]bool{"gone": k.gone, "back": k.back}[name][client(0)] = true
+			}
+			testEnder(t, 1, prepare, func(t *testing.T, e *ender, k *fakeTable, _ *observer.ObservedLogs) {
+				time.Sleep(10 * time.Second)
+				synctest.Wait()
+				if s := numbersOf(e); s != [2]int{} || k.counts().provoked != most || k.counts().removals != 1 {
+					t.Errorf("status %+v, %d packets, %d removals; want nothing, %d packets, and no table", s, k.counts().provoked, k.counts().removals, most)
+				}
+			})
+		})
+	}
+}
+
+// What an ender leaves stays for the next one, until it has expired.
+func TestWhatAnEarlierProcessHasLeftStays(t *testing.T) {
+	testEnder(t, 0, func(k *fakeTable) { k.listed[client(9)] = 0 }, func(t *testing.T, e *ender, k *fakeTable, _ *observer.ObservedLogs) {
+		time.Sleep(10 * time.Minute)
 		synctest.Wait()
-		if s := numbersOf(e); s != [2]int{} || k.counts().provoked != 0 {
-			t.Errorf("status %+v, %d packets, want nothing", s, k.counts().provoked)
+		if got := k.counts(); got.listed != 1 || got.removals != 0 {
+			t.Errorf("%+v, want the connection in the table", got)
+		}
+		k.mu.Lock()
+		clear(k.listed)
+		k.mu.Unlock()
+		time.Sleep(2 * longestWait)
+		synctest.Wait()
+		if got := k.counts(); got.removals != 1 {
+			t.Errorf("%d removals once it has expired, want one", got.removals)
 		}
 	})
 }

@@ -3,8 +3,11 @@ package conntrack
 import (
 	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -22,12 +25,15 @@ import (
 // while there are such connections. Its chains come right after connection tracking, before
 // rules that translate and before routing, which may have no route to a pod that is gone.
 //
-// A set has two elements for each connection: one for each direction. The counter of the
-// element says whether a packet of that direction has been answered with a RST.
+// A set has two elements for each connection: one for each direction, with the addresses of packets
+// as they arrive. The counter of the element says whether a packet has been answered with a RST.
+// The conntrack entry of the connection is deleted: with it ends the connection in the flowtables of
+// all programs, where packets pass no rule.
 type endingTable struct {
 	netNS, name string
 	family      v1.IPFamily
 	made        bool
+	resets      map[string]uint64 // by element, when it was read or written last
 }
 
 const (
@@ -36,9 +42,22 @@ const (
 	// translate, and before IPVS.
 	endingPriority = -190
 	endingSet      = "connections"
-	original       = 0 // IP_CT_DIR_ORIGINAL
-	reply          = 1 // IP_CT_DIR_REPLY
+	// dynsetDelete is NFT_DYNSET_OP_DELETE of linux/netfilter/nf_tables.h.
+	dynsetDelete = 2
 )
+
+// element is the key of packets of one direction, as registers have it.
+func element(from, to netip.AddrPort) (key []byte) {
+	for _, end := range []netip.AddrPort{from, to} {
+		key = append(key, end.Addr().AsSlice()...)
+		key = append(key, byte(end.Port()>>8), byte(end.Port()), 0, 0)
+	}
+	return key
+}
+
+// original is the element of what the client sends, reply of what the server sends.
+func (c *resettingConn) original() []byte { return element(c.client, c.dialled) }
+func (c *resettingConn) reply() []byte    { return element(c.server, c.handle.ReplyTo) }
 
 // change sends one transaction.
 func (t *endingTable) change(write func(b *nft.Batch)) error {
@@ -74,8 +93,15 @@ func unsupported(err error) error {
 	return classify(fmt.Errorf("table that resets connections: %w", err))
 }
 
-func (t *endingTable) remove() error {
+func (t *endingTable) remove() (left bool, err error) {
 	t.made = false
+	if err := t.read(); err == nil && len(t.resets) > 0 {
+		return true, nil
+	}
+	return false, t.delete()
+}
+
+func (t *endingTable) delete() error {
 	err := t.change((*nft.Batch).DeleteTable)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, proxier.ErrNotSupported) { // nothing can be there
 		return nil
@@ -83,138 +109,184 @@ func (t *endingTable) remove() error {
 	return err
 }
 
+// list also makes the table if it is not known to be there, with the elements that it had.
 func (t *endingTable) list(conns []*resettingConn) error {
 	if !t.made {
-		if err := t.create(); err != nil {
+		_ = t.read() // there may be no table
+	}
+	fresh := map[string]uint64{}
+	for _, c := range conns {
+		fresh[string(c.original())], fresh[string(c.reply())] = 0, 0
+	}
+	write := func(b *nft.Batch) { writeElements(b, nft.AddElements(), maps.Keys(fresh)) }
+	if !t.made {
+		maps.Copy(fresh, t.resets)
+		var err error
+		if write, err = t.creation(write); err != nil {
 			return err
 		}
 	}
-	err := t.change(func(b *nft.Batch) { writeElements(b, nft.AddElements(), conns) })
-	t.made = err == nil
+	err := t.change(write)
+	if t.made = err == nil; t.made {
+		maps.Copy(fresh, t.resets)
+		t.resets = fresh
+	}
 	return err
 }
 
-// create replaces the table by an empty one.
-func (t *endingTable) create() error {
-	rule, err := nft.Encode(t.number(), t.rule()...)
+// creation replaces the table by one whose elements write adds.
+func (t *endingTable) creation(write func(b *nft.Batch)) (func(b *nft.Batch), error) {
+	begin, err := nft.Encode(t.number(), t.begin()...)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	key := []nft.Field{nft.Mark, nft.Mark, nft.Addr, nft.Port}
-	return t.change(func(b *nft.Batch) {
+	reset, err := nft.Encode(t.number(), t.reset()...)
+	if err != nil {
+		return nil, err
+	}
+	key := []nft.Field{nft.Addr, nft.Port, nft.Addr, nft.Port}
+	flags := nft.SetFlags(key, nil, unix.NFT_SET_TIMEOUT|unix.NFT_SET_EVAL)
+	return func(b *nft.Batch) {
 		b.ReplaceTable()
-		b.NewSet(&nft.Set{Name: endingSet, ID: 1, Key: key, Flags: nft.SetFlags(key, nil, unix.NFT_SET_TIMEOUT), Timeout: patience, Counter: true})
+		b.NewSet(&nft.Set{Name: endingSet, ID: 1, Key: key, Flags: flags, Timeout: patience, Counter: true})
 		for name, hook := range map[string]uint32{"prerouting": unix.NF_INET_PRE_ROUTING, "output": unix.NF_INET_LOCAL_OUT} {
 			b.NewChain(name, &nft.Hook{Kind: "filter", Number: hook, Priority: endingPriority}, nil)
-			b.NewRule(name, rule, nil)
+			b.NewRule(name, begin, nil)
+			b.NewRule(name, reset, nil)
 		}
+		write(b)
+	}, nil
+}
+
+// begin is "tcp flags & (syn | rst) != 0 delete @connections { … }": a new connection has these addresses,
+// or this end has none any more.
+func (t *endingTable) begin() []expr.Any {
+	return append(append(flagged(flagSYN|flagRST, expr.CmpOpNeq), t.element()...),
+		&expr.Dynset{SrcRegKey: nft.Reg(0), SetName: endingSet, Operation: dynsetDelete})
+}
+
+// reset is "tcp flags & (syn | rst) == 0 ct state new,invalid ip saddr . tcp sport . ip daddr . tcp
+// dport @connections reject with tcp reset". A packet that provokes has SYN.
+func (t *endingTable) reset() []expr.Any {
+	const states = expr.CtStateBitNEW | expr.CtStateBitINVALID
+	state := nft.Reg(0)
+	return slices.Concat(flagged(flagSYN|flagRST, expr.CmpOpEq), []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATE, Register: state},
+		&expr.Bitwise{SourceRegister: state, DestRegister: state, Len: 4, Mask: binary.NativeEndian.AppendUint32(nil, states), Xor: make([]byte, 4)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: state, Data: make([]byte, 4)},
+	}, t.element(), []expr.Any{
+		&expr.Lookup{SourceRegister: nft.Reg(0), SetName: endingSet},
+		&expr.Reject{Type: unix.NFT_REJECT_TCP_RST},
 	})
 }
 
-// rule is "tcp flags & (syn | rst) == 0 ct direction . ct id . ct reply saddr . ct reply
-// proto-src @connections reject with tcp reset". A packet with SYN provokes, or begins a new connection.
-func (t *endingTable) rule() []expr.Any {
-	const flags = 13 // of struct tcphdr
-	addr, port := nft.SourceIPv4, nft.Reg(3)
-	if t.family == v1.IPv6Protocol {
-		addr, port = nft.SourceIPv6, nft.Reg(6)
-	}
+// flagged is "tcp flags & flags op 0".
+func flagged(flags byte, op expr.CmpOp) []expr.Any {
+	const offset = 13 // in struct tcphdr
 	first := nft.Reg(0)
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: first},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: first, Data: []byte{unix.IPPROTO_TCP}},
-		&expr.Payload{DestRegister: first, Base: expr.PayloadBaseTransportHeader, Offset: flags, Len: 1},
-		&expr.Bitwise{SourceRegister: first, DestRegister: first, Len: 1, Mask: []byte{flagSYN | flagRST}, Xor: []byte{0}},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: first, Data: []byte{0}},
-		&expr.Ct{Key: expr.CtKeyDIRECTION, Register: first},
-		&expr.Ct{Key: nft.ConnectionID, Register: nft.Reg(1)},
-		nft.Tracked{Ct: &expr.Ct{Key: addr, Register: nft.Reg(2), Direction: reply}},
-		nft.Tracked{Ct: &expr.Ct{Key: expr.CtKeyPROTOSRC, Register: port, Direction: reply}},
-		&expr.Lookup{SourceRegister: first, SetName: endingSet},
-		&expr.Reject{Type: unix.NFT_REJECT_TCP_RST},
+		&expr.Payload{DestRegister: first, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 1},
+		&expr.Bitwise{SourceRegister: first, DestRegister: first, Len: 1, Mask: []byte{flags}, Xor: []byte{0}},
+		&expr.Cmp{Op: op, Register: first, Data: []byte{0}},
 	}
 }
 
-// writeElements writes the elements of connections, for both directions.
-func writeElements(b *nft.Batch, op nft.ElementOp, conns []*resettingConn) {
+// element loads the element of a packet.
+func (t *endingTable) element() []expr.Any {
+	size := uint32(nft.AddrLen(t.number()))
+	source := uint32(12) // in struct iphdr
+	if t.family == v1.IPv6Protocol {
+		source = 8 // in struct ipv6hdr
+	}
+	var load []expr.Any
+	for i := range uint32(2) {
+		first := int(i * (size/4 + 1))
+		load = append(load,
+			&expr.Payload{DestRegister: nft.Reg(first), Base: expr.PayloadBaseNetworkHeader, Offset: source + i*size, Len: size},
+			&expr.Payload{DestRegister: nft.Reg(first + int(size)/4), Base: expr.PayloadBaseTransportHeader, Offset: 2 * i, Len: 2})
+	}
+	return load
+}
+
+func writeElements(b *nft.Batch, op nft.ElementOp, keys iter.Seq[string]) {
 	var all []byte
-	before := 0
-	for _, c := range conns {
-		for direction := range byte(reply + 1) {
-			key := append([]byte{direction, 0, 0, 0}, c.handle.ID[:]...)
-			key = append(key, c.server.Addr().AsSlice()...)
-			key = append(key, byte(c.server.Port()>>8), byte(c.server.Port()), 0, 0)
-			before = len(all)
-			all = nft.AppendElement(all, key, nil, nil)
-		}
+	size := 0
+	for key := range keys {
+		before := len(all)
+		all = nft.AppendElement(all, []byte(key), nil, nil)
+		size = len(all) - before
 	}
-	b.Elements(op, endingSet, all, len(all)-before)
+	b.Elements(op, endingSet, all, size)
 }
 
-func (t *endingTable) reset() (reset map[[4]byte]bool, err error) {
-	err = t.ask(func(c *nft.Conn, b *nft.Batch) error {
+// read reads how many packets have got a RST.
+func (t *endingTable) read() error {
+	t.resets = nil
+	size := 2 * (nft.AddrLen(t.number()) + 4)
+	return t.ask(func(c *nft.Conn, b *nft.Batch) error {
 		b.ListElements(endingSet)
-		return c.Dump(context.Background(), b, func() { reset = map[[4]byte]bool{} }, func(attrs []byte) { //nolint:forbidigo // it ends soon
+		return c.Dump(context.Background(), b, func() { t.resets = map[string]uint64{} }, func(attrs []byte) { //nolint:forbidigo // it ends soon
 			for e := range nft.ElementsOf(attrs) {
-				if len(e.Key) >= 8 && e.Key[0] == original && e.Packets > 0 {
-					reset[[4]byte(e.Key[4:8])] = true
+				if len(e.Key) == size {
+					t.resets[string(e.Key)] = e.Packets
 				}
 			}
 		})
 	})
-	t.made = t.made && err == nil
-	return reset, err
 }
 
-func (t *endingTable) forget(conns []*resettingConn, reset bool) error {
-	if reset {
-		err := t.eachFlow(conns, func(s *netlinkx.Socket, c *resettingConn) error { return s.Delete(t.number(), &c.handle) })
-		if err != nil {
-			return err
+func (t *endingTable) waiting() (func(*resettingConn) (uint64, bool), error) {
+	err := t.read()
+	t.made = err == nil
+	return func(c *resettingConn) (resets uint64, ok bool) {
+		resets, ok = t.resets[string(c.original())]
+		return resets, ok
+	}, err
+}
+
+// forget fails if an element has expired or been deleted by a new connection in the meantime.
+func (t *endingTable) forget(conns []*resettingConn) error {
+	old := map[string]uint64{}
+	for _, c := range conns {
+		for _, key := range [][]byte{c.original(), c.reply()} {
+			if resets, ok := t.resets[string(key)]; ok && c.listed {
+				old[string(key)] = resets
+			}
 		}
 	}
-	listed := slices.DeleteFunc(slices.Clone(conns), func(c *resettingConn) bool { return !c.listed })
-	if len(listed) == 0 || !t.made {
+	if len(old) == 0 || !t.made {
 		return nil
 	}
-	err := t.change(func(b *nft.Batch) { writeElements(b, nft.DeleteElements(), listed) })
-	if err != nil { // an element expired, or another program deleted the table: it is made again
-		t.made = false
+	return t.change(func(b *nft.Batch) { writeElements(b, nft.DeleteElements(), maps.Keys(old)) })
+}
+
+func (t *endingTable) cut(conns []*resettingConn) (ended []*resettingConn, err error) {
+	if len(conns) == 0 {
+		return nil, nil
 	}
-	return err
-}
-
-func (t *endingTable) existing(conns []*resettingConn) (exist []*resettingConn, err error) {
-	err = t.eachFlow(conns, func(s *netlinkx.Socket, c *resettingConn) error {
-		found, err := s.Exists(t.number(), &c.handle)
-		if found {
-			exist = append(exist, c)
-		}
-		return err
-	})
-	return exist, err
-}
-
-func (t *endingTable) eachFlow(conns []*resettingConn, do func(*netlinkx.Socket, *resettingConn) error) error {
 	s, err := netlinkx.Open(t.netNS)
 	if err != nil {
-		return classify(err)
+		return nil, classify(err)
 	}
 	defer s.Close()
 	for _, c := range conns {
-		if err := do(s, c); err != nil {
-			return classify(err)
+		if c.cut, err = s.Delete(t.number(), &c.handle); err != nil {
+			return nil, classify(err)
+		}
+		if !c.cut {
+			ended = append(ended, c)
 		}
 	}
-	return nil
+	return ended, nil
 }
 
 func (t *endingTable) number() uint8 { return uint8(number(t.family)) }
 
-// provoke sends a packet of the peer to each end. Connection tracking takes a SYN and ACK of
-// the server in an open connection for a delayed one: it translates it, and changes no state.
-// The same holds for a SYN of the client. The receiver answers with an acknowledgement (a
-// challenge ACK, RFC 5961, section 4), which meets the rule.
+// provoke sends a packet of the peer to each end, with SYN and ACK: connection tracking neither
+// translates it nor makes an entry. The receiver answers with an acknowledgement (a challenge ACK,
+// RFC 5961, section 4), which meets the rule.
 func (t *endingTable) provoke(conns []*resettingConn) error {
 	return namespace.Visit(t.netNS, func() error {
 		fd, err := unix.Socket(number(t.family), unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
@@ -223,23 +295,21 @@ func (t *endingTable) provoke(conns []*resettingConn) error {
 		}
 		defer func() { _ = unix.Close(fd) }()
 		for _, c := range conns {
-			send(fd, c.server, c.handle.ReplyTo, flagSYN|flagACK, c.client.Addr())
-			if c.byRule { // IPVS would take a SYN for a new connection
-				send(fd, c.client, c.dialled, flagSYN, c.server.Addr())
-			}
+			send(fd, c.dialled, c.client)
+			send(fd, c.handle.ReplyTo, c.server)
 		}
 		return nil
 	})
 }
 
-// send sends a packet, which is routed as if to via. It may fail, and is sent again later.
-func send(fd int, from, to netip.AddrPort, flags byte, via netip.Addr) {
-	packet := segment(from, to, flags)
-	if via.Is4() {
-		_ = unix.Sendto(fd, packet, unix.MSG_DONTWAIT, &unix.SockaddrInet4{Addr: via.As4()})
+// send sends a packet. It may fail, and is sent again later.
+func send(fd int, from, to netip.AddrPort) {
+	packet := segment(from, to, flagSYN|flagACK)
+	if to.Addr().Is4() {
+		_ = unix.Sendto(fd, packet, unix.MSG_DONTWAIT, &unix.SockaddrInet4{Addr: to.Addr().As4()})
 		return
 	}
-	_ = unix.Sendto(fd, packet, unix.MSG_DONTWAIT, &unix.SockaddrInet6{Addr: via.As16()})
+	_ = unix.Sendto(fd, packet, unix.MSG_DONTWAIT, &unix.SockaddrInet6{Addr: to.Addr().As16()})
 }
 
 // EndingStatus is for proxier.Conntrack.
@@ -250,5 +320,5 @@ func (c *cleaner) EndingStatus(family v1.IPFamily) (open, ended int, cannot prox
 // CleanupEnding is for proxier.Conntrack.
 func (c *cleaner) CleanupEnding(_ context.Context, family v1.IPFamily) error {
 	t := endingTable{netNS: c.options.NetNS, name: c.options.Table, family: family}
-	return t.remove()
+	return t.delete()
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
@@ -19,6 +20,7 @@ import (
 	"github.com/serviceplane/serviceplane/internal/flows"
 	"github.com/serviceplane/serviceplane/internal/namespace"
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"github.com/serviceplane/serviceplane/internal/nft"
 	"github.com/serviceplane/serviceplane/proxier/connection"
 )
 
@@ -120,7 +122,9 @@ func (c *cleaner) AddTraffic(ctx context.Context, family v1.IPFamily, counts con
 	if t.problem == "" {
 		own.TrafficProblem = t.unaccounted()
 	}
-	own.Traffic = own.TrafficProblem == ""
+	if own.Traffic = own.TrafficProblem == ""; own.Traffic {
+		own.TrafficProblem = t.uncounted(ctx)
+	}
 	return counting.Sum(counts, own), nil
 }
 
@@ -269,6 +273,26 @@ func (t *traffic) unaccounted() (problem string) {
 	if err != nil {
 		problem = fmt.Sprintf("kernel setting of traffic is unknown: %v", err)
 	}
+	return problem
+}
+
+// uncounted names a flowtable whose packets the kernel does not count, if there is one. A kernel without
+// flowtables has none.
+func (t *traffic) uncounted(ctx context.Context) (problem string) {
+	k, err := nft.Dial(t.netNS)
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = k.Close() }()
+	b := nft.Batch{Family: unix.NFPROTO_UNSPEC}
+	b.ListFlowtables()
+	_ = k.Dump(ctx, &b, func() { problem = "" }, func(attrs []byte) {
+		if netlinkx.Uint32(netlinkx.Find(attrs, nft.FlowtableFlags))&nft.FlowtableCounter == 0 {
+			table, name := netlinkx.Find(attrs, nft.FlowtableTable), netlinkx.Find(attrs, nft.FlowtableName)
+			problem = fmt.Sprintf("flowtable %s of table %s has no counter, so the traffic in it is missing: let its program add one, or not use it",
+				netlinkx.String(name), netlinkx.String(table))
+		}
+	})
 	return problem
 }
 

@@ -130,9 +130,9 @@ type Traits struct {
 }
 
 // TakesFastPath reports whether established connections of a service port skip the node's rules.
-// Rules end the connections of one with EndConnections, and the kernel has no fast path for SCTP.
+// The kernel has no fast path for SCTP.
 func (t Traits) TakesFastPath(s *Service) bool {
-	return t.FastPath && s.Port != nil && s.Port.FastPath && !s.Port.EndConnections && s.Protocol != SCTP
+	return t.FastPath && s.Port != nil && s.Port.FastPath && s.Protocol != SCTP
 }
 
 // Balancing returns the policy by which an engine with these Traits chooses an endpoint of a

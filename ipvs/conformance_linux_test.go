@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/serviceplane/serviceplane/internal/chance"
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 	"github.com/serviceplane/serviceplane/ipvs"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
@@ -33,6 +34,15 @@ func provider(udpTimeout time.Duration) proxiertest.Factory {
 func TestPackets(t *testing.T) {
 	features := deviations()
 	features.Select = func(name string) bool { return name != affinityTimeout && name != "PKT-09/first_packet" } // IPVS itself refuses, by ICMP
+	proxiertest.Conformance(t, features, provider(0))
+}
+
+// TestPacketsBesideAFlowtable: another program has all established connections forwarded without
+// rules.
+func TestPacketsBesideAFlowtable(t *testing.T) {
+	features := deviations()
+	features.Prepare = func(node string, _ []string) { netnstest.Offload(t, node) }
+	features.Select = func(name string) bool { return name != affinityTimeout && name != "PKT-09/first_packet" }
 	proxiertest.Conformance(t, features, provider(0))
 }
 

@@ -76,9 +76,10 @@ type Conntrack struct {
 
 	// RunEnding ends TCP connections to endpoints that are gone for good, of service ports with
 	// EndConnections, until ctx ends: both ends get a RST. Clean finds them, by FlowCheck.End, so that no
-	// sync waits for that. Then RunEnding removes its kernel objects, and returns after all of its
-	// goroutines have ended. It touches no kernel object of a family before the first Clean of it, which
-	// always comes, and then removes what an earlier process has left. After failures it tries again.
+	// sync waits for that. Then RunEnding removes its kernel objects, unless connections are left that must
+	// end, and returns after all of its goroutines have ended. It touches no kernel object of a family before
+	// the first Clean of it, which always comes, and then goes on with what an earlier process has left.
+	// After failures it tries again.
 	RunEnding func(ctx context.Context, log *zap.Logger) error
 	// EndingStatus returns how many connections must end, but their clients have not received a RST yet,
 	// how many clients have, since the start, and ConditionConnections while it cannot end connections;

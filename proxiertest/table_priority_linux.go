@@ -71,7 +71,7 @@ func playPriority(ctx context.Context, t *testing.T, s *stage) {
 		for _, network := range []string{"tcp", "udp"} {
 			t.Run(string(family)+"/"+network, func(t *testing.T) {
 				to := s.address(clusterIP, family)
-				observe := func(from *Host) (kept, lost int) {
+				observe := func(from *Host, atLeast int) (kept, lost int) {
 					port++
 					nft(fmt.Sprintf(priorityObserver, network, port, socketPriority))
 					defer nft("delete", "table", "inet", "observer")
@@ -83,15 +83,16 @@ func playPriority(ctx context.Context, t *testing.T, s *stage) {
 					defer func() { _ = conn.Close() }() // afterwards: the kernel may answer for a socket that is gone
 					poll.Until(t, "packets leave", func() bool {
 						kept, lost = counters(t, nft("-j", "list", "counters", "table", "inet", "observer"))
-						return kept+lost >= packetsWithPriority
+						return kept+lost >= atLeast
 					})
 					return kept, lost
 				}
 				want := s.features.lostPriorities(network)
-				if kept, lost := observe(s.world.Node); lost != want {
+				if kept, lost := observe(s.world.Node, packetsWithPriority); lost != want {
 					t.Errorf("%d packets left with the priority of the socket, and %d without it, want %d", kept, lost, want)
 				}
-				if kept, _ := observe(s.world.LocalPods[0]); kept != 0 {
+				// A flowtable may hide all but the first one.
+				if kept, _ := observe(s.world.LocalPods[0], 1); kept != 0 {
 					t.Errorf("%d packets of a pod have the priority of its socket: no veth pair passes it on", kept)
 				}
 			})

@@ -69,6 +69,8 @@ runs() {
     echo './node/nodeproxy -run=TestNoConnectionIsCut' # changes from and to mode ipvs
     echo './userspace/localhost -tags=vm -run=TestPacketsWithIPVS'
     echo './internal/refusals -tags=vm -run=IPVS'
+    echo './internal/coexistence -tags=vm -run=^TestBesideFlowtables$'
+    echo './iptables -tags=vm -run=^TestPacketsBesideAFlowtable$'
     echo './nftables -tags=vm -skip=/spreading/(7|10)_endpoints'
     echo ./internal/nftables -tags=vm
     echo './iptables -run=TestPacketsWith -skip=/spreading'
@@ -93,13 +95,13 @@ runs() {
     else
       echo './ebpf -tags=vm -run=^TestUnderLockdown$|^TestUDP'
     fi
-    echo './ipvs -tags=vm -run=TestPackets|TestAffinityEnds -skip=/spreading'
+    echo './ipvs -tags=vm -run=TestPackets$|TestAffinityEnds -skip=/spreading'
     echo './internal/nftables -tags=vm -run=FastPath|Devices'
-    echo './nftables -tags=vm -run=TestEstablishedFlows|TestStaleFlows'
+    echo './nftables -tags=vm -run=TestEstablishedFlows|TestStaleFlows|TestPacketsBesideAFlowtable'
     ;;
   esac
+  echo './conntrack -tags=vm'
   if [ "$1" = "$oldest" ]; then
-    echo ./conntrack
     echo './internal/netns -run=TestOutcomes'
     echo './userspace -run=TestIdleConnectionsAreHeld' # descriptors have no limit there
   fi
@@ -128,7 +130,8 @@ start() {
   else
     set -- -timeout=3h -exec "$PWD/hack/vm/run" "$@"
   fi
-  SERVICEPLANE_VM="${machines[$kernel]}" SERVICEPLANE_VM_TIMEOUT=11400 SERVICEPLANE_REQUIRE_KERNEL=1 CGO_ENABLED=0 go test -count=1 -json "$@"
+  SERVICEPLANE_VM_FILES="$PWD/docs/COEXISTENCE.md" \
+    SERVICEPLANE_VM="${machines[$kernel]}" SERVICEPLANE_VM_TIMEOUT=11400 SERVICEPLANE_REQUIRE_KERNEL=1 CGO_ENABLED=0 go test -count=1 -json "$@"
 }
 
 declare -A machines

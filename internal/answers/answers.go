@@ -350,7 +350,7 @@ type Stage struct {
 type Counts struct {
 	// Since is omitted before the first sync.
 	Since time.Time `json:"since,omitzero"`
-	// Traffic says that traffic is counted, and TrafficProblem why not, if that was asked for.
+	// Traffic says that traffic is counted, and TrafficProblem why not, if that was asked for, or why some is missing.
 	Traffic        bool   `json:"traffic,omitempty"`
 	TrafficProblem string `json:"trafficProblem,omitempty"`
 	TrafficLosses  uint64 `json:"trafficLosses,omitempty"`

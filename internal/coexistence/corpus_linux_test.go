@@ -7,9 +7,11 @@ type foreign struct {
 	about string
 	// made is "itself, VERSION" or "file, VERSION".
 	made string
-	// file is the name in testdata, without suffix; setUp runs the program instead.
+	// file is the name in testdata, without suffix, nft has several names; setUp runs the program instead.
 	iptables, nft string
-	setUp         func(w *world)
+	// flowtable means that its file has one: TestBesideFlowtables loads it, on a kernel that has them.
+	flowtable bool
+	setUp     func(w *world)
 	// reload writes all of its rules again; nil means that of a file.
 	reload func(w *world)
 	// own is what the program does itself, and what must keep working.
@@ -98,6 +100,18 @@ ufw reload`,
 		{
 			name: "Amazon VPC CNI", made: "file, 1.20", iptables: "aws", setUp: (*world).vpc,
 			about: "marks the connections of pods that leave the VPC, for the routes of the primary interface; masquerades them; mark 0x80",
+		},
+		{
+			name: "Antrea, flowtable", made: "file, 2.7", nft: "antrea-flowtable", flowtable: true,
+			about: "established connections between pods of two nodes pass no rules",
+		},
+		{
+			name: "Calico, flowtable", made: "file, 3.32", nft: "calico calico-flowtable", flowtable: true, own: &policy, remark: policiesSee,
+			about: "established connections of pods pass no rules; drops what no policy admits",
+		},
+		{
+			name: "firewalld, flowtable", made: "file, 2.3", nft: "firewalld-flowtable", flowtable: true,
+			about: "NftablesFlowtable with all devices: established connections pass no rules; accepts translated connections",
 		},
 		{name: "Tailscale", made: "file, 1.90", iptables: "tailscale", about: "accepts and masquerades what comes from its device; mark 0x40000/0xff0000", remark: "[another masquerade mark](#marks) than its bits"},
 	}

@@ -62,7 +62,7 @@ type doer interface{ Do(f func() error) error }
 type sandbox struct {
 	t      *testing.T
 	in     doer
-	target string // process that keeps the mount namespace
+	target string // process that keeps the mount namespace; empty: the files are those of the machine
 	root   string // in that mount namespace
 }
 
@@ -107,6 +107,9 @@ func newSandbox(t *testing.T, release string, in doer) *sandbox {
 
 // command returns a command that runs in the sandbox when s.in.Do starts it.
 func (s *sandbox) command(args ...string) *exec.Cmd {
+	if s.target == "" {
+		return exec.CommandContext(s.t.Context(), args[0], args[1:]...)
+	}
 	all := append([]string{"--mount", "--target", s.target, "chroot", s.root}, args...)
 	c := exec.CommandContext(s.t.Context(), "nsenter", all...)
 	c.Env = []string{"PATH=/usr/sbin:/usr/bin:/usr/lib/podman:/usr/lib/cni", "LC_ALL=C", "DBUS_SYSTEM_BUS_ADDRESS=unix:path=/run/bus"}

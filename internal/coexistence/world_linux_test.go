@@ -29,8 +29,13 @@ type world struct {
 func newWorld(t *testing.T, f foreign, e engine) *world {
 	t.Helper()
 	net := proxiertest.NewTopology(t)
-	w := &world{sandbox: newSandbox(t, trixie, net.Node), net: net, foreign: f, engine: e}
-	w.prefer(w.sandbox)
+	w := &world{net: net, foreign: f, engine: e}
+	if f.flowtable { // the programs of the machine do
+		w.sandbox = &sandbox{t: t, in: net.Node}
+	} else {
+		w.sandbox = newSandbox(t, trixie, net.Node)
+		w.prefer(w.sandbox)
+	}
 	if f.setUp != nil {
 		f.setUp(w)
 	}
@@ -49,12 +54,21 @@ for part in "" -save -restore; do ln -sf "$family-%s$part" "/usr/sbin/$family$pa
 func (w *world) load() {
 	w.t.Helper()
 	if w.foreign.nft != "" {
-		w.write("/tmp/rules.nft", readFile(w.t, w.foreign.nft+".nft"))
-		w.run("nft -f /tmp/rules.nft")
+		w.loadNFT("")
 	}
 	if w.foreign.iptables != "" {
 		w.restore(w.sandbox, w.foreign.iptables, "--noflush")
 	}
+}
+
+// loadNFT writes the rules of files of nft after others.
+func (w *world) loadNFT(rules string) {
+	w.t.Helper()
+	for name := range strings.FieldsSeq(w.foreign.nft) {
+		rules += readFile(w.t, name+".nft")
+	}
+	_, err := w.tryWith(w.command("nft", "-f", "-"), strings.NewReader(rules))
+	check(w.t, err)
 }
 
 // restore writes the rules, and the ipsets that they use, of a file.
@@ -82,8 +96,7 @@ func (w *world) restart() {
 	case w.foreign.reload != nil:
 		w.foreign.reload(w)
 	case w.foreign.nft != "":
-		w.write("/tmp/rules.nft", "flush ruleset\n"+readFile(w.t, w.foreign.nft+".nft"))
-		w.run("nft -f /tmp/rules.nft")
+		w.loadNFT("flush ruleset\n")
 	default:
 		w.restore(w.sandbox, w.foreign.iptables)
 	}

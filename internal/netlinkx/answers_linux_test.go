@@ -44,7 +44,8 @@ func TestACallWithoutAnAnswerEnds(t *testing.T) {
 		t.Fatal("the list lacks the flow")
 	}
 	netnstest.Check(t, s.netfilter.Send(refused))
-	if exists, err := s.Exists(unix.AF_INET, handle); err != nil || !exists {
+	exists := false
+	if err := s.find(unix.AF_INET, []byte(handle.original), func(*Flow) { exists = true }); err != nil || !exists {
 		t.Errorf("the flow exists: %v, %v, want true", exists, err)
 	}
 	netnstest.Check(t, s.netfilter.Send(refused))

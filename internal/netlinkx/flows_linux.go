@@ -23,8 +23,8 @@ type Flow struct {
 	// Translated means that a rule has translated the destination, and not IPVS, which
 	// does so by itself.
 	Translated bool
-	// TCPState is TCP_CONNTRACK_* of linux/netfilter/nf_conntrack_tcp.h, 0 for
-	// other protocols.
+	// TCPState is TCP_CONNTRACK_* of linux/netfilter/nf_conntrack_tcp.h, 0 for other protocols
+	// and for a connection in a flowtable, which has been answered.
 	TCPState uint8
 
 	attrs []byte // of the message; valid while it is read
@@ -32,8 +32,6 @@ type Flow struct {
 
 // Handle identifies an entry for as long as it exists.
 type Handle struct {
-	// ID is the kernel's number of the entry, as nf_tables' ct id has it. It is hashed.
-	ID [4]byte
 	// ReplyTo is the destination of the reply direction.
 	ReplyTo netip.AddrPort
 	// Zone reports whether the entry has a zone.
@@ -45,17 +43,8 @@ type Handle struct {
 // Handle returns the handle of a flow that is being listed.
 func (f *Flow) Handle() Handle {
 	h := Handle{Zone: Find(f.attrs, nl.CTA_ZONE) != nil, original: string(identity(f.attrs))}
-	copy(h.ID[:], Find(f.attrs, nl.CTA_ID))
 	_, h.ReplyTo = parseTuple(Find(f.attrs, nl.CTA_TUPLE_REPLY))
 	return h
-}
-
-// Exists reports whether the kernel still has the entry.
-func (s *Socket) Exists(family uint8, h *Handle) (exists bool, err error) {
-	err = s.find(family, []byte(h.original), func(f *Flow) {
-		exists = exists || string(Find(f.attrs, nl.CTA_ID)) == string(h.ID[:])
-	})
-	return exists, err
 }
 
 // find calls each for the entry with this identity, if the kernel still has it.
@@ -68,9 +57,8 @@ func (s *Socket) find(family uint8, id []byte, each func(*Flow)) error {
 }
 
 // Delete deletes the entry, if the kernel still has it.
-func (s *Socket) Delete(family uint8, h *Handle) error {
-	_, err := s.remove(family, []byte(h.original))
-	return err
+func (s *Socket) Delete(family uint8, h *Handle) (deleted bool, err error) {
+	return s.remove(family, []byte(h.original))
 }
 
 func (s *Socket) remove(family uint8, id []byte) (deleted bool, err error) {

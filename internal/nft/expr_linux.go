@@ -21,7 +21,6 @@ const (
 	DestinationIPv4 expr.CtKey = unix.NFT_CT_DST_IP
 	SourceIPv6      expr.CtKey = unix.NFT_CT_SRC_IP6
 	DestinationIPv6 expr.CtKey = unix.NFT_CT_DST_IP6
-	ConnectionID    expr.CtKey = unix.NFT_CT_ID
 )
 
 func (t Tracked) encode() []byte {

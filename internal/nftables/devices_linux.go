@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
+	"github.com/serviceplane/serviceplane/internal/nft"
 	"github.com/serviceplane/serviceplane/internal/pause"
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -19,10 +20,7 @@ import (
 
 // Attributes of linux/netfilter/nf_tables.h that package unix does not have.
 const (
-	flowtableTable   = 1 // NFTA_FLOWTABLE_TABLE
-	flowtableName    = 2 // NFTA_FLOWTABLE_NAME
 	flowtableHook    = 3 // NFTA_FLOWTABLE_HOOK
-	flowtableFlags   = 7 // NFTA_FLOWTABLE_FLAGS
 	hookNumber       = 1 // NFTA_FLOWTABLE_HOOK_NUM
 	hookPriority     = 2 // NFTA_FLOWTABLE_HOOK_PRIORITY
 	hookDevices      = 3 // NFTA_FLOWTABLE_HOOK_DEVS
@@ -36,8 +34,8 @@ func (w *wire) newFlowtable() { w.flowtable(unix.NFT_MSG_NEWFLOWTABLE, unix.NLM_
 func (w *wire) flowtable(typ, flags uint16, op string, devices []string) {
 	want := wantedFlowtable()
 	w.Start(typ, flags, op, "flowtable "+want.name)
-	w.Text(flowtableTable, w.Table)
-	w.Text(flowtableName, want.name)
+	w.Text(nft.FlowtableTable, w.Table)
+	w.Text(nft.FlowtableName, want.name)
 	w.Nest(flowtableHook, func() {
 		w.Uint32(hookNumber, want.hook)
 		w.Uint32(hookPriority, uint32(want.priority))
@@ -50,15 +48,15 @@ func (w *wire) flowtable(typ, flags uint16, op string, devices []string) {
 		}
 	})
 	if typ == unix.NFT_MSG_NEWFLOWTABLE {
-		w.Uint32(flowtableFlags, want.flags)
+		w.Uint32(nft.FlowtableFlags, want.flags)
 	}
 	w.End()
 }
 
 func (w *wire) deleteFlowtable(name string) {
 	w.Start(unix.NFT_MSG_DELFLOWTABLE, 0, "delete", "flowtable "+name)
-	w.Text(flowtableTable, w.Table)
-	w.Text(flowtableName, name)
+	w.Text(nft.FlowtableTable, w.Table)
+	w.Text(nft.FlowtableName, name)
 	w.End()
 }
 
@@ -71,15 +69,13 @@ func (r *repair) removeFlowtables(w *wire) {
 	}
 }
 
-// listFlowtables reads the flowtables of the table. A flowtable must fit one page of the dump, or the
-// kernel leaves it out: after the socket has received something, as every caller's has, a page has
-// 32 kB, which are about 1,900 devices, and before that 4 kB.
+// listFlowtables reads the flowtables of the table. The socket of every caller has received something: see
+// nft.Batch.ListFlowtables.
 func (e *Engine) listFlowtables(ctx context.Context, k kernel) (flows map[string]flowtable, err error) {
 	w := newWire(e.batch.Family, e.config.Names.Table)
-	w.Start(unix.NFT_MSG_GETFLOWTABLE, unix.NLM_F_DUMP, "list", "flowtables")
-	w.End()
+	w.ListFlowtables()
 	err = k.Dump(ctx, &w.Batch, func() { flows = map[string]flowtable{} }, func(attrs []byte) {
-		if netlinkx.String(netlinkx.Find(attrs, flowtableTable)) == e.config.Names.Table {
+		if netlinkx.String(netlinkx.Find(attrs, nft.FlowtableTable)) == e.config.Names.Table {
 			f := parseFlowtable(attrs)
 			flows[f.name] = f
 		}
@@ -89,10 +85,10 @@ func (e *Engine) listFlowtables(ctx context.Context, k kernel) (flows map[string
 
 func parseFlowtable(attrs []byte) flowtable {
 	f := flowtable{
-		name:     netlinkx.String(netlinkx.Find(attrs, flowtableName)),
+		name:     netlinkx.String(netlinkx.Find(attrs, nft.FlowtableName)),
 		hook:     netlinkx.Uint32(netlinkx.Find(attrs, flowtableHook, hookNumber)),
 		priority: int32(netlinkx.Uint32(netlinkx.Find(attrs, flowtableHook, hookPriority))),
-		flags:    netlinkx.Uint32(netlinkx.Find(attrs, flowtableFlags)),
+		flags:    netlinkx.Uint32(netlinkx.Find(attrs, nft.FlowtableFlags)),
 	}
 	for _, name := range netlinkx.Attributes(netlinkx.Find(attrs, flowtableHook, hookDevices)) {
 		f.devices = append(f.devices, netlinkx.String(name))

@@ -137,13 +137,9 @@ type flowtable struct {
 	devices  []string // sorted
 }
 
-// flagCounter is NFT_FLOWTABLE_COUNTER of linux/netfilter/nf_tables.h: connection tracking counts
-// the packets of the fast path too.
-const flagCounter = 2
-
 // wantedFlowtable is ours, without its devices.
 func wantedFlowtable() flowtable {
-	return flowtable{name: flowtableOfOurs, hook: unix.NF_NETDEV_INGRESS, flags: flagCounter}
+	return flowtable{name: flowtableOfOurs, hook: unix.NF_NETDEV_INGRESS, flags: nft.FlowtableCounter}
 }
 
 // shape describes all but the devices.
@@ -157,7 +153,7 @@ func (f flowtable) print(b *strings.Builder) {
 	if len(f.devices) > 0 {
 		fmt.Fprintf(b, "\t\tdevices = { %s }\n", strings.Join(f.devices, ", "))
 	}
-	if f.flags&flagCounter != 0 {
+	if f.flags&nft.FlowtableCounter != 0 {
 		b.WriteString("\t\tcounter\n")
 	}
 	b.WriteString("\t}\n")

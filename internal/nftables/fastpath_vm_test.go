@@ -143,19 +143,15 @@ func TestServicePortsAskForTheFastPath(t *testing.T) {
 		if n := elements(); n != 2 {
 			t.Errorf("%d endpoints of the node port, want 2", n)
 		}
-		for what, port := range map[string]*changetracker.ServicePort{
-			"it does not ask": {}, "rules end its connections": {FastPath: true, EndConnections: true},
-		} {
-			other := web
-			other.Port = port
-			change(&other)
-			if listing := mustListOf(t, ns, w, setFastVIPs) + mustListOf(t, ns, w, setFastNodePorts); strings.Contains(listing, "elements") {
-				t.Errorf("%s: the sets have\n%s", what, listing)
-			}
-			change(&web)
-			if n := elements(); n != 2 {
-				t.Errorf("%d endpoints of the node port after it asks again, want 2", n)
-			}
+		other := web
+		other.Port = &changetracker.ServicePort{}
+		change(&other)
+		if listing := mustListOf(t, ns, w, setFastVIPs) + mustListOf(t, ns, w, setFastNodePorts); strings.Contains(listing, "elements") {
+			t.Errorf("it does not ask: the sets have\n%s", listing)
+		}
+		change(&web)
+		if n := elements(); n != 2 {
+			t.Errorf("%d endpoints of the node port after it asks again, want 2", n)
 		}
 		mustWriteNothing(t, e, m.full(w), "at the end")
 	})

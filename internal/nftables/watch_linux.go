@@ -171,7 +171,7 @@ func objectOf(kind uint16, attrs []byte) string {
 	case unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET:
 		return "set " + netlinkx.String(netlinkx.Find(attrs, unix.NFTA_SET_NAME))
 	case unix.NFT_MSG_NEWFLOWTABLE, unix.NFT_MSG_DELFLOWTABLE:
-		return "flowtable " + netlinkx.String(netlinkx.Find(attrs, flowtableName))
+		return "flowtable " + netlinkx.String(netlinkx.Find(attrs, nft.FlowtableName))
 	case unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM:
 		return "elements of set " + netlinkx.String(netlinkx.Find(attrs, unix.NFTA_SET_ELEM_LIST_SET))
 	default:

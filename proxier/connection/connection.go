@@ -110,8 +110,8 @@ type Counts struct {
 	// Connections says that new connections are counted: see CountConnections of proxier.Config. Otherwise
 	// their numbers are 0.
 	Connections bool
-	// Traffic says that traffic is counted: see CountTraffic of proxier.Config. Otherwise no Traffic grows, and
-	// TrafficProblem is why, if that was asked for.
+	// Traffic says that traffic is counted: see CountTraffic of proxier.Config. Otherwise no Traffic grows.
+	// TrafficProblem is why, if that was asked for, or why some is missing.
 	Traffic        bool
 	TrafficProblem string
 	// TrafficLosses is how often the kernel dropped notifications of flows that had ended. Each time,

@@ -56,7 +56,9 @@ func (w *printer) counts(content json.RawMessage) error {
 	if !answer.Since.IsZero() {
 		w.fields("Since", answer.Since.Format(time.RFC3339))
 	}
-	if answer.TrafficProblem != "" {
+	if answer.TrafficProblem != "" && answer.Traffic {
+		w.fields("Traffic", answer.TrafficProblem)
+	} else if answer.TrafficProblem != "" {
 		w.fields("No traffic", answer.TrafficProblem)
 	}
 	if answer.TrafficLosses > 0 {

@@ -1,0 +1,20 @@
+//go:build vm
+
+package iptables_test
+
+import (
+	"testing"
+
+	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
+	"github.com/serviceplane/serviceplane/iptables"
+	"github.com/serviceplane/serviceplane/proxier"
+	"github.com/serviceplane/serviceplane/proxiertest"
+)
+
+// TestPacketsBesideAFlowtable: another program has all established connections forwarded without
+// rules.
+func TestPacketsBesideAFlowtable(t *testing.T) {
+	features := deviations()
+	features.Prepare = func(node string, _ []string) { netnstest.Offload(t, node) }
+	proxiertest.Conformance(t, features, provider(iptables.VariantNFT, proxier.DefaultNames()))
+}
