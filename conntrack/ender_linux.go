@@ -227,7 +227,7 @@ func (e *ender) collect(now time.Time) error {
 	var ended, expired []*resettingConn
 	for _, c := range e.active {
 		switch resets, ok := waiting(c); {
-		case resets > 0:
+		case c.listed && resets > 0:
 			ended = append(ended, c)
 		case c.listed && !ok || now.After(c.until):
 			expired = append(expired, c)

@@ -1,7 +1,6 @@
 package informer
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -54,7 +53,7 @@ func withoutManagedFields(object any) (any, error) {
 }
 
 func importsOf(client dynamic.Interface, o Options) cache.ListerWatcher {
-	s := &importSource{resource: client.Resource(serviceImports), log: o.Logger, pause: cmp.Or(o.importPause, time.Second)}
+	s := &importSource{resource: client.Resource(serviceImports), log: o.Logger}
 	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{ListWithContextFunc: s.list, WatchFuncWithContext: s.watch}, s)
 }
 
@@ -69,8 +68,7 @@ type importSource struct {
 	resource dynamic.ResourceInterface
 	log      *zap.Logger
 	absent   bool          // the API server does not have the resource
-	said     bool          // that it was absent
-	pause    time.Duration // before the API server is asked for it again
+	pause    time.Duration // before the API server is asked for it again; 0 if it was never absent
 }
 
 // IsWatchListSemanticsUnSupported makes an informer begin with a list, not with a watch.
@@ -81,8 +79,8 @@ func (s *importSource) list(ctx context.Context, o metav1.ListOptions) (runtime.
 	if s.absent = apierrors.IsNotFound(err); !s.absent {
 		return list, err
 	}
-	if !s.said {
-		s.said = true
+	if s.pause == 0 {
+		s.pause = time.Second
 		s.log.Info("no ServiceImports: the API server does not have the resource, install its CRD to use them")
 	}
 	return &unstructured.UnstructuredList{}, nil

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -32,7 +31,7 @@ func TestEachOptionalKind(t *testing.T) {
 		for how, lacks := range map[string]apitest.Options{"missing": {Hidden: []string{kind}}, "forbidden": {Forbidden: []string{kind}}} {
 			t.Run(kind+" "+how, func(t *testing.T) {
 				t.Parallel()
-				c := startCluster(t, lacks, Options{NodeName: "me", ServiceImports: true, importPause: 50 * time.Millisecond}, object.is, node("me", "east"), service("a", "10.96.0.1"))
+				c := startCluster(t, lacks, Options{NodeName: "me", ServiceImports: true}, object.is, node("me", "east"), service("a", "10.96.0.1"))
 				serves := func(when, ip string) {
 					t.Helper()
 					c.Put(t, slice("a", ip))

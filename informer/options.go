@@ -37,8 +37,6 @@ type Options struct {
 	// Logger receives log lines for operators, and with Run also those of client-go, under
 	// the name client-go; nil is silent.
 	Logger *zap.Logger
-
-	importPause time.Duration // before ServiceImports that are absent are asked for again, at first; 0 means 1s
 }
 
 // NoHeaderTimeout disables LinkOptions.HeaderTimeout.
