@@ -14,6 +14,8 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/internal/chance"
 )
 
 // step is one event of a random history. Its seed decides its details, so that a
@@ -576,10 +578,7 @@ func shorten(history []step, fails func([]step) bool) []step {
 }
 
 func TestAnyHistoryEndsInTheStateOfItsLastObjects(t *testing.T) {
-	histories := 1_500
-	if testing.Short() {
-		histories = 150
-	}
+	histories := chance.Few(500, 1_500)
 	for seed := range uint64(histories) {
 		r := rand.New(rand.NewPCG(seed, 7))
 		history := make([]step, 1+r.IntN(60))

@@ -14,6 +14,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/internal/chance"
 )
 
 func nameIn(text string) types.NamespacedName {
@@ -435,10 +437,7 @@ func claimsOf(s *State) map[frontendKey]int {
 // once. A frontend that a service port has, and has in the end, has one between any two parts; and none is contested
 // between two parts that is not before and in the end.
 func TestAnyPartsAreAsGoodAsAll(t *testing.T) {
-	histories := 600
-	if testing.Short() {
-		histories = 60
-	}
+	histories := chance.Few(200, 600)
 	for seed := range uint64(histories) {
 		r := rand.New(rand.NewPCG(seed, 46))
 		ipv4Only := func(o *Options) { o.Families = []v1.IPFamily{v1.IPv4Protocol} }

@@ -12,6 +12,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/serviceplane/serviceplane/internal/chance"
 )
 
 // churn delivers one random event of one of a number of Services, and records it in
@@ -53,10 +55,7 @@ func replayLast(tracker *Tracker, last map[string]any) {
 }
 
 func TestNothingIsLeftOfWhatIsGone(t *testing.T) {
-	events := 200_000
-	if testing.Short() {
-		events = 20_000
-	}
+	events := chance.Few(100_000, 200_000)
 	r := rand.New(rand.NewPCG(11, 12))
 	tracker, last := mustTracker(t, indexed), map[string]any{}
 	for i := range events {

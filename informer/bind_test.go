@@ -493,6 +493,7 @@ func testStopIsFinal(t *testing.T) {
 // A resync reaches the Provider as updates, but not for the Node and the ServiceCIDRs
 // (CFG-01).
 func TestAResyncIsCheap(t *testing.T) {
+	t.Parallel()
 	f := boundWithResync(t, time.Second, Options{NodeName: "me"}, service("a", "10.96.0.1"), node("me", "z"), cidr("c", "10.96.0.0/16"))
 	poll.Until(t, "resyncs", func() bool { return count(f.all(), "update a") > 1 })
 	if calls := f.all(); count(calls, "node me") != 1 || count(calls, "cidrs") != 1 {

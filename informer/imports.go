@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
@@ -67,8 +66,8 @@ func newServiceImport() *unstructured.Unstructured {
 type importSource struct {
 	resource dynamic.ResourceInterface
 	log      *zap.Logger
-	absent   bool          // the API server does not have the resource
-	pause    time.Duration // before the API server is asked for it again; 0 if it was never absent
+	absent   bool // the API server does not have the resource
+	said     bool // the log says so
 }
 
 // IsWatchListSemanticsUnSupported makes an informer begin with a list, not with a watch.
@@ -79,24 +78,20 @@ func (s *importSource) list(ctx context.Context, o metav1.ListOptions) (runtime.
 	if s.absent = apierrors.IsNotFound(err); !s.absent {
 		return list, err
 	}
-	if s.pause == 0 {
-		s.pause = time.Second
+	if !s.said {
+		s.said = true
 		s.log.Info("no ServiceImports: the API server does not have the resource, install its CRD to use them")
 	}
 	return &unstructured.UnstructuredList{}, nil
 }
 
-// watch makes the informer list again after a pause if the resource is absent.
+// watch makes the informer list again if the resource is absent, after client-go's pause between
+// lists, which grows to a minute.
 func (s *importSource) watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-	if !s.absent {
-		return s.resource.Watch(ctx, o)
+	if s.absent {
+		return nil, apierrors.NewResourceExpired("the resource was absent")
 	}
-	select {
-	case <-time.After(s.pause):
-		s.pause = min(2*s.pause, time.Minute)
-	case <-ctx.Done():
-	}
-	return nil, apierrors.NewResourceExpired("the resource was absent")
+	return s.resource.Watch(ctx, o)
 }
 
 // importFeed delivers ServiceImports as Services.

@@ -92,6 +92,7 @@ func TestEndpointsHaveTheOptionsOfADialer(t *testing.T) {
 // A handshake takes as long as its timeout or context allows. Here the endpoint's queue is
 // full, so that it answers when there is room again.
 func TestSlowHandshakes(t *testing.T) {
+	t.Parallel()
 	to, fd := endpoint(t, netip.MustParseAddr("127.0.0.1"), 0)
 	filled := 0
 	fails := func(ctx context.Context, timeout time.Duration, want error) {

@@ -120,6 +120,7 @@ func TestNetshAddsAndDeletes(t *testing.T) {
 }
 
 func TestNetshWaitsUntilAnAddressCanBeSeen(t *testing.T) {
+	t.Parallel()
 	f := newFakeNetsh(t, "")
 	f.late = 3
 	mustDo(t, f.addresses(patience).Add, "10.96.0.1")

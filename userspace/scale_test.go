@@ -91,7 +91,7 @@ func parallel(n, atOnce int, f func(i int)) {
 // Connections leak no descriptor, no goroutine and no memory. With SERVICEPLANE_SOAK set,
 // there are ten times as many.
 func TestShortConnectionsLeaveNothing(t *testing.T) {
-	total := 20000
+	total := 8000
 	if os.Getenv("SERVICEPLANE_SOAK") != "" {
 		total = 200000
 	}

@@ -181,6 +181,7 @@ func TestConnectionsGoRoundAndEndHalfByHalf(t *testing.T) {
 // An endpoint that refuses, or does not answer, costs the client one attempt of at most
 // 250 ms.
 func TestADeadEndpointIsSkipped(t *testing.T) {
+	t.Parallel()
 	// Addresses of nobody: a port that was free a moment ago may be another program's.
 	dead, silent := netip.MustParseAddrPort("127.255.255.253:9"), netip.MustParseAddrPort("127.255.255.254:9")
 	alive := named(t, "alive")

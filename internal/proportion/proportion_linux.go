@@ -14,11 +14,9 @@ const (
 	factor = 8
 	most   = 4 * factor
 	// clock is the minimum that a time counts as, because the kernel counts in ticks.
-	clock   = 5 * time.Millisecond
-	forever = time.Duration(1<<63 - 1)
-	// attempts is how often each size is measured in a round; the best one counts. There are
-	// several rounds because other programs may disturb.
-	attempts, rounds = 2, 6
+	clock = 5 * time.Millisecond
+	// rounds is how often both sizes are measured at most: other programs may disturb.
+	rounds = 12
 )
 
 // Check fails the test if work of 8 times a size takes much more than 8 times the CPU time.
@@ -28,7 +26,7 @@ func Check(t *testing.T, size int, prepare func(n int) (work func())) {
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	var little, much time.Duration
 	for range rounds {
-		little, much = best(t, size, prepare), best(t, factor*size, prepare) // another program slows both of a round
+		little, much = measure(t, size, prepare), measure(t, factor*size, prepare) // another program slows both of a round
 		if much <= most*max(little, clock) {
 			return
 		}
@@ -36,17 +34,13 @@ func Check(t *testing.T, size int, prepare func(n int) (work func())) {
 	t.Errorf("size %d takes %v, %d times as much takes %v, want %d times the time at most", size, little, factor, much, most)
 }
 
-func best(t *testing.T, size int, prepare func(n int) (work func())) time.Duration {
+func measure(t *testing.T, size int, prepare func(n int) (work func())) time.Duration {
 	t.Helper()
-	least := forever
-	for range attempts {
-		work := prepare(size)
-		runtime.GC()
-		start := cpuTime(t)
-		work()
-		least = min(least, cpuTime(t)-start)
-	}
-	return least
+	work := prepare(size)
+	runtime.GC()
+	start := cpuTime(t)
+	work()
+	return cpuTime(t) - start
 }
 
 // cpuTime returns the user time of the process, so other programs do not count.

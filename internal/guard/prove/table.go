@@ -140,7 +140,7 @@ func histories() (some []proof) {
 		row("histories-modes", "When processes of different modes follow each other, the last one's rules are right, and nothing is left of the others.", kernel(),
 			run(6, seeds+"200 "+modes), run(1, seeds+"40 "+modes)),
 		row("histories-pure", "Trackers, tables and the oracle agree after any history; every short history of a virtual server keeps the laws.", kernel(),
-			run(3, all+"go test ./changetracker ./desired ./ipvs ./internal/nftables -run=^(TestAnyHistory|TestRandomHistories|TestEveryHistory)")),
+			run(3, all+"go test ./changetracker ./desired ./ipvs ./internal/nftables -run=^(TestAnyHistory|TestAnyParts|TestNothingIsLeft|TestRandomHistories|TestEveryHistory)")),
 		row("versions", "What a node says to have programmed is in its kernel, whatever fails, over HTTP with an API server.", kernel(),
 			run(5, seeds+"100 "+versions), run(0.5, versions)))
 }
