@@ -3,6 +3,8 @@ package ebpf_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -114,9 +116,14 @@ func TestWhoTranslates(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	pod, node, endpoint := n.world.LocalPods[0], n.world.Node, n.world.RemotePods[0]
-	// The programs also see the sockets of other tests to VIPs that they have, in network namespaces that are not listed here.
+	// The programs also see the sockets of others in the cgroup to VIPs that they have, as of another run of this test,
+	// in network namespaces that are not listed here.
+	number := 1 + rand.IntN(60_000)
 	vip := func(family v1.IPFamily) netip.AddrPort {
-		return map[v1.IPFamily]netip.AddrPort{v1.IPv4Protocol: netip.MustParseAddrPort("10.96.0.78:80"), v1.IPv6Protocol: netip.MustParseAddrPort("[fd00:10:96::78]:80")}[family]
+		if family == v1.IPv4Protocol {
+			return netip.MustParseAddrPort(fmt.Sprintf("10.97.%d.%d:80", number>>8, number&255))
+		}
+		return netip.MustParseAddrPort(fmt.Sprintf("[fd00:10:97::%x]:80", number))
 	}
 	n.vip = vip
 	n.start(t, endpoint)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,8 +20,10 @@ import (
 	networking "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/serviceplane/serviceplane/changetracker"
@@ -160,6 +163,12 @@ func boundWithResync(t *testing.T, resync time.Duration, o Options, objects ...r
 	core, logs := observer.New(zap.DebugLevel)
 	o.Logger = zap.New(core)
 	f := &fixture{recorder: &recorder{}, client: fake.NewClientset(objects...), logs: logs}
+	var watches atomic.Int32
+	f.client.PrependWatchReactor("*", func(action clienttesting.Action) (bool, watch.Interface, error) {
+		w, err := f.client.Tracker().Watch(action.GetResource(), action.GetNamespace())
+		watches.Add(1)
+		return true, w, err
+	})
 	f.factory = informers.NewSharedInformerFactory(f.client, resync)
 	stop, err := bindFactory(f.factory, f, o)
 	if err != nil {
@@ -173,6 +182,8 @@ func boundWithResync(t *testing.T, resync time.Duration, o Options, objects ...r
 		cancel()
 		f.factory.Shutdown()
 	})
+	// The fake API server forgets: a change between a list and the watch after it is lost.
+	poll.Until(t, "all are watched", func() bool { return watches.Load() >= int32(3+min(1, len(o.NodeName))) })
 	return f
 }
 

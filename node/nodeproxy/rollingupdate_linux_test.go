@@ -146,6 +146,7 @@ type fabric struct {
 	prestop    string    // the program, when it is built
 	built      sync.Once
 	kubeconfig string // for pods
+	flows      atomic.Uint32
 
 	mu        sync.Mutex // guards all below
 	endpoints []discovery.Endpoint
