@@ -213,6 +213,25 @@ func TestWhatAnEarlierProcessHasLeftStays(t *testing.T) {
 	})
 }
 
+// A RST that the table has counted before a connection was listed is not a RST of this connection.
+func TestAnEarlierRSTEndsNoConnection(t *testing.T) {
+	prepare := func(k *fakeTable) {
+		k.listed[client(0)] = 1 // an earlier process has left this
+		k.deaf[client(0)], k.deaf[client(1)] = true, true
+	}
+	testEnder(t, 0, prepare, func(t *testing.T, e *ender, k *fakeTable, _ *observer.ObservedLogs) {
+		for _, n := range []int{1, 0} { // the first one has the table read
+			e.add(&resettingConn{handle: netlinkx.Handle{ReplyTo: client(n)}, client: client(n)})
+			e.begin()
+			time.Sleep(2 * longestWait)
+			synctest.Wait()
+		}
+		if s := numbersOf(e); s != [2]int{2, 0} {
+			t.Errorf("status %+v, want both connections open", s)
+		}
+	})
+}
+
 // TestAFailureToEndIsRetried: CT-12. One line of log, and a condition while it lasts.
 func TestAFailureToEndIsRetried(t *testing.T) {
 	testEnder(t, 1, func(k *fakeTable) { k.err = errors.New("no nf_tables") }, func(t *testing.T, e *ender, k *fakeTable, logged *observer.ObservedLogs) {

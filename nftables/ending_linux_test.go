@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -74,10 +75,20 @@ func TestConnectionsEndWithoutARouteToTheirPod(t *testing.T) {
 // connection. The other one gets its RST from the table that the first process has left.
 func TestAClientMayComeBack(t *testing.T) {
 	t.Parallel()
+	for _, vip := range []string{"10.96.0.1", "fd00:10:96::1"} {
+		t.Run(vip, func(t *testing.T) {
+			t.Parallel()
+			testAClientComesBack(t, netip.MustParseAddr(vip))
+		})
+	}
+}
+
+func testAClientComesBack(t *testing.T, vip netip.Addr) {
+	t.Helper()
 	nodes := proxiertest.NewTopology(t)
 	config := nftables.Config{Config: nodes.Config()}
 	config.Tracker.DecorateService = func(p *changetracker.ServicePort, _ *v1.Service) { p.EndConnections = true }
-	i := startInstance(t, config, "10.96.0.1", nodes.LocalPods[0])
+	i := startInstance(t, config, vip.String(), nodes.LocalPods[0])
 	dial := func(port int) (conn *net.TCPConn) {
 		t.Helper()
 		netnstest.Check(t, nodes.Client.Do(func() (err error) {
@@ -98,28 +109,32 @@ func TestAClientMayComeBack(t *testing.T) {
 	const returns, stays = 4321, 4322
 	old, other := dial(returns), dial(stays)
 	netnstest.Check(t, errors.Join(ask(old), ask(other)))
-	netnstest.Run(t, nodes.Client, "nft", "add table ip lost; add chain ip lost in { type filter hook input priority 0; policy drop; }; "+
-		"add chain ip lost out { type filter hook output priority 0; }; add rule ip lost out tcp flags rst drop")
+	netnstest.Run(t, nodes.Client, "nft", "add table inet lost; add chain inet lost in { type filter hook input priority 0; }; add rule inet lost in meta l4proto tcp drop; "+
+		"add chain inet lost out { type filter hook output priority 0; }; add rule inet lost out tcp flags rst drop")
 	listed := func(port int) bool {
-		return strings.Contains(netnstest.Run(t, nodes.Node, "nft", "list ruleset"), fmt.Sprintf(" . %d . 10.96.0.1 . 80", port))
+		return strings.Contains(netnstest.Run(t, nodes.Node, "nft", "list ruleset"), fmt.Sprintf(" . %d . %s . 80", port, vip))
 	}
-	i.OnEndpointSliceDelete(proxiertest.Slice("default", "web", discovery.AddressTypeIPv4))
+	family := netlink.InetFamily(netlink.FAMILY_V4)
+	if vip.Is6() {
+		family = netlink.FAMILY_V6
+	}
+	i.OnEndpointSliceDelete(proxiertest.Slice("default", "web", addressType(vip)))
 	poll.Until(t, "both are listed, and conntrack has neither", func() bool {
 		var entries []*netlink.ConntrackFlow
 		netnstest.Check(t, nodes.Node.Do(func() (err error) {
-			entries, err = netlink.ConntrackTableList(netlink.ConntrackTable, netlink.FAMILY_V4)
+			entries, err = netlink.ConntrackTableList(netlink.ConntrackTable, family)
 			return err
 		}))
 		return listed(returns) && listed(stays) && !slices.ContainsFunc(entries, func(f *netlink.ConntrackFlow) bool { return f.Forward.DstPort == 80 })
 	})
 	i.stop()
-	next := startInstance(t, config, "10.96.0.1", nodes.LocalPods[1])
+	next := startInstance(t, config, vip.String(), nodes.LocalPods[1])
 	netnstest.Check(t, old.SetLinger(0))
 	_ = old.Close()
 	if !listed(returns) || !listed(stays) {
 		t.Error("the table that the first process has left does not list both connections")
 	}
-	netnstest.Run(t, nodes.Client, "nft", "delete table ip lost")
+	netnstest.Run(t, nodes.Client, "nft", "delete table inet lost")
 	again := dial(returns)
 	if listed(returns) {
 		t.Error("the new connection has the addresses of one that must end")

@@ -29,15 +29,16 @@ func startInstance(t *testing.T, config nftables.Config, vip string, endpoint *p
 		t.Fatalf("New: %v", err)
 	}
 	p.OnServiceAdd(proxiertest.Service("default", "web", proxiertest.ClusterIPs(vip), proxiertest.Port("http", v1.ProtocolTCP, 80)))
-	p.OnEndpointSliceAdd(proxiertest.Slice("default", "web", discovery.AddressTypeIPv4,
+	addr := netip.MustParseAddr(vip)
+	p.OnEndpointSliceAdd(proxiertest.Slice("default", "web", addressType(addr),
 		proxiertest.SlicePort("http", v1.ProtocolTCP, 8080),
-		proxiertest.Endpoint(endpoint.Addr(v1.IPv4Protocol).String())))
+		proxiertest.Endpoint(endpoint.Addr(v1.IPFamily(addressType(addr))).String())))
 	p.OnServiceSynced()
 	p.OnEndpointSlicesSynced()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
-	i := &instance{Proxier: p, vip: netip.AddrPortFrom(netip.MustParseAddr(vip), 80)}
+	i := &instance{Proxier: p, vip: netip.AddrPortFrom(addr, 80)}
 	i.stop = func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -50,6 +51,14 @@ func startInstance(t *testing.T, config nftables.Config, vip string, endpoint *p
 		t.Fatalf("sync: %v", err)
 	}
 	return i
+}
+
+// addressType is the type of slices for a Service with this address.
+func addressType(vip netip.Addr) discovery.AddressType {
+	if vip.Is6() {
+		return discovery.AddressTypeIPv6
+	}
+	return discovery.AddressTypeIPv4
 }
 
 // mustAnswer connects to the instance's Service.
