@@ -38,6 +38,7 @@ type resettingConn struct {
 	cut                     bool // the kernel has no conntrack entry any more
 	until, due              time.Time
 	wait                    time.Duration // before the next attempt
+	seen, resets            uint64        // RSTs at the last reading, and before the last attempt
 }
 
 // resetter is the kernel as an ender needs it.
@@ -214,7 +215,8 @@ func (e *ender) reset(now time.Time) error {
 }
 
 // collect forgets a connection when its client has got a RST or sent one, when a new one has its
-// addresses, or when it has lasted too long.
+// addresses, or when it has lasted too long. A RST may get lost: only a client that another attempt
+// does not make answer, or makes answer with a RST, has got the one before.
 func (e *ender) collect(now time.Time) error {
 	if !slices.ContainsFunc(e.active, func(c *resettingConn) bool { return c.listed }) {
 		return nil
@@ -227,10 +229,12 @@ func (e *ender) collect(now time.Time) error {
 	var ended, expired []*resettingConn
 	for _, c := range e.active {
 		switch resets, ok := waiting(c); {
-		case c.listed && resets > 0:
+		case c.resets > 0 && (!ok || resets == c.resets && !c.due.After(now)):
 			ended = append(ended, c)
 		case c.listed && !ok || now.After(c.until):
 			expired = append(expired, c)
+		default:
+			c.seen = resets
 		}
 	}
 	if err := e.forget(ended, true); err != nil {
@@ -261,15 +265,15 @@ func (e *ender) provoke(now time.Time, conns []*resettingConn) error {
 		return nil
 	}
 	for _, c := range conns {
-		c.due, c.wait = now.Add(c.wait), min(2*c.wait, longestWait)
+		c.due, c.wait, c.resets = now.Add(c.wait), min(2*c.wait, longestWait), c.seen
 	}
 	return e.kernel.provoke(conns)
 }
 
-// unlist makes the next round list all connections again.
+// unlist makes the next rounds list all connections again.
 func (e *ender) unlist() {
 	for _, c := range e.active {
-		c.listed = false
+		c.listed, c.seen, c.resets, c.due = false, 0, 0, time.Time{}
 	}
 }
 

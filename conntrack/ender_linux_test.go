@@ -20,19 +20,23 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// fakeTable is a kernel in which every provoked client gets a RST, except those in deaf. Those in
-// gone have no conntrack entry, those in back have opened a new connection since.
+// fakeTable is a kernel in which every provoked client gets a RST, and sends one the next time, except those in deaf.
+// Clients in silent send none. Those in gone have no conntrack entry, those in back have opened a new connection since.
 type fakeTable struct {
-	mu               sync.Mutex // guards all below
-	err              error
-	listed           map[netip.AddrPort]uint64 // RSTs by client
-	deaf, gone, back map[netip.AddrPort]bool
-	provoked         int
-	most, removals   int
+	mu                       sync.Mutex // guards all below
+	err                      error
+	flushed                  bool                      // the next reading fails
+	listed                   map[netip.AddrPort]uint64 // RSTs by client
+	deaf, silent, gone, back map[netip.AddrPort]bool
+	provoked                 int
+	most, removals           int
 }
 
 func newFakeTable() *fakeTable {
-	return &fakeTable{listed: map[netip.AddrPort]uint64{}, deaf: map[netip.AddrPort]bool{}, gone: map[netip.AddrPort]bool{}, back: map[netip.AddrPort]bool{}}
+	return &fakeTable{
+		listed: map[netip.AddrPort]uint64{}, deaf: map[netip.AddrPort]bool{}, silent: map[netip.AddrPort]bool{},
+		gone: map[netip.AddrPort]bool{}, back: map[netip.AddrPort]bool{},
+	}
 }
 
 func (k *fakeTable) remove() (left bool, err error) {
@@ -73,8 +77,12 @@ func (k *fakeTable) provoke(conns []*resettingConn) error {
 	defer k.mu.Unlock()
 	k.provoked += len(conns)
 	for _, c := range conns {
-		if _, ok := k.listed[c.client]; ok && c.cut && !k.deaf[c.client] {
+		switch resets, ok := k.listed[c.client]; {
+		case !ok || !c.cut || k.deaf[c.client]:
+		case resets == 0:
 			k.listed[c.client]++
+		case !k.silent[c.client]:
+			delete(k.listed, c.client)
 		}
 	}
 	return k.err
@@ -83,6 +91,10 @@ func (k *fakeTable) provoke(conns []*resettingConn) error {
 func (k *fakeTable) waiting() (func(*resettingConn) (uint64, bool), error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if k.flushed {
+		k.flushed = false
+		return nil, errors.New("no table")
+	}
 	now := maps.Clone(k.listed)
 	return func(c *resettingConn) (uint64, bool) {
 		resets, ok := now[c.client]
@@ -149,7 +161,7 @@ func TestConnectionsEndWithinBounds(t *testing.T) {
 	const n = 3 * maxResetting
 	deaf := func(k *fakeTable) {
 		for i := range n {
-			k.deaf[client(i)] = i%2 == 0
+			k.deaf[client(i)], k.silent[client(i)] = i%2 == 0, i%3 == 0
 		}
 	}
 	testEnder(t, n, deaf, func(t *testing.T, e *ender, k *fakeTable, _ *observer.ObservedLogs) {
@@ -228,6 +240,35 @@ func TestAnEarlierRSTEndsNoConnection(t *testing.T) {
 		}
 		if s := numbersOf(e); s != [2]int{2, 0} {
 			t.Errorf("status %+v, want both connections open", s)
+		}
+	})
+}
+
+// If another program deletes the table, the next rounds list all connections again, not only those whose next
+// attempt is due.
+func TestATableThatIsGoneComesBackWithAllConnections(t *testing.T) {
+	deaf := func(k *fakeTable) { k.deaf[client(0)], k.deaf[client(1)] = true, true }
+	testEnder(t, 0, deaf, func(t *testing.T, e *ender, k *fakeTable, _ *observer.ObservedLogs) {
+		for n := range 2 {
+			e.add(&resettingConn{handle: netlinkx.Handle{ReplyTo: client(n)}, client: client(n)})
+			e.begin()
+			time.Sleep(5*time.Minute + longestWait/2)
+		}
+		k.mu.Lock()
+		clear(k.listed)
+		k.flushed = true
+		k.mu.Unlock()
+		for flushed := true; flushed; {
+			time.Sleep(time.Second)
+			synctest.Wait()
+			k.mu.Lock()
+			flushed = k.flushed
+			k.mu.Unlock()
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if got := k.counts(); got.listed != 2 {
+			t.Errorf("%d connections are listed, want both", got.listed)
 		}
 	})
 }

@@ -70,6 +70,32 @@ func TestConnectionsEndWithoutARouteToTheirPod(t *testing.T) {
 	poll.Until(t, "no table is left", func() bool { return !strings.Contains(tables(), table) })
 }
 
+// TestALostRSTIsSentAgain: CT-12. The client only waits, without keepalive.
+func TestALostRSTIsSentAgain(t *testing.T) {
+	t.Parallel()
+	nodes := proxiertest.NewTopology(t)
+	config := nftables.Config{Config: nodes.Config()}
+	config.Tracker.DecorateService = func(p *changetracker.ServicePort, _ *v1.Service) { p.EndConnections = true }
+	i := startInstance(t, config, "10.96.0.1", nodes.LocalPods[0])
+	var conn *net.TCPConn
+	netnstest.Check(t, nodes.Client.Do(func() (err error) {
+		conn, err = net.DialTCP("tcp", nil, net.TCPAddrFromAddrPort(i.vip))
+		return err
+	}))
+	defer func() { _ = conn.Close() }()
+	netnstest.Check(t, errors.Join(conn.SetKeepAlive(false), conn.SetDeadline(time.Now().Add(poll.Timeout))))
+	netnstest.Run(t, nodes.Client, "nft", "add table ip lost; add chain ip lost in { type filter hook input priority 0; }; "+
+		"add rule ip lost in tcp flags rst limit rate 1/day burst 1 packets counter drop")
+	i.OnEndpointSliceDelete(proxiertest.Slice("default", "web", discovery.AddressTypeIPv4))
+	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("the client gets %v, want a RST", err)
+	}
+	if rules := netnstest.Run(t, nodes.Client, "nft", "list table ip lost"); !strings.Contains(rules, "packets 1 ") {
+		t.Errorf("want a RST that got lost:\n%s", rules)
+	}
+	poll.Until(t, "the connection has ended", func() bool { return i.Status().Families[v1.IPv4Protocol].ConnectionsEnded == 1 })
+}
+
 // TestAClientMayComeBack: CT-12. The clients of two connections hear nothing while their endpoint goes, and the
 // proxy starts again. One gives up, and connects again from the same port: nothing ends this
 // connection. The other one gets its RST from the table that the first process has left.
