@@ -265,3 +265,27 @@ func BenchmarkClean(b *testing.B) {
 		b.ReportMetric(0, "ns/op")
 	})
 }
+
+// TestConnectionsInAZoneDoNotEnd: others may have their addresses.
+func TestConnectionsInAZoneDoNotEnd(t *testing.T) {
+	client, server := netnstest.New(t), netnstest.New(t)
+	netnstest.Connect(t, client, []string{"192.0.2.3/24", "192.0.2.4/24", "192.0.2.5/24"}, server, []string{"192.0.2.1/24"})
+	netnstest.Serve(t, server, "server", 8080)
+	netnstest.Run(t, server, "nft", "add table ip zones; add chain ip zones in { type filter hook prerouting priority raw; }; "+
+		"add chain ip zones out { type filter hook output priority raw; }; add chain ip zones nat { type nat hook prerouting priority dstnat; }; "+
+		"add rule ip zones in ip saddr 192.0.2.4 ct zone set 5; add rule ip zones out ip daddr 192.0.2.4 ct zone set 5; "+
+		"add rule ip zones in ip saddr 192.0.2.5 ct original zone set 5; add rule ip zones nat tcp dport 80 redirect to :8080")
+	vip := netip.MustParseAddrPort("192.0.2.1:80")
+	check := desired.FlowCheck{End: []desired.Flows{{Key: desired.Key{VIP: vip.Addr(), Protocol: desired.TCP, Port: vip.Port()}}}}
+	for from, want := range map[string]int{"192.0.2.3": 1, "192.0.2.4": 0, "192.0.2.5": 0} {
+		flow, err := netns.Open(t.Context(), client, "tcp", vip, netns.AskOptions{From: netip.MustParseAddr(from)})
+		netnstest.Check(t, err)
+		cleaner := conntrack.New(conntrack.Options{NetNS: server.Path()})
+		_, err = cleaner.Clean(t.Context(), v1.IPv4Protocol, check)
+		netnstest.Check(t, err)
+		if open, _, _ := cleaner.EndingStatus(v1.IPv4Protocol); open != want {
+			t.Errorf("%d connections from %s must end, want %d", open, from, want)
+		}
+		netnstest.Check(t, flow.Abort())
+	}
+}

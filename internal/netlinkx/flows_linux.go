@@ -34,7 +34,7 @@ type Flow struct {
 type Handle struct {
 	// ReplyTo is the destination of the reply direction.
 	ReplyTo netip.AddrPort
-	// Zone reports whether the entry has a zone.
+	// Zone reports whether the entry has a zone, in both directions or in one.
 	Zone bool
 
 	original string // the attributes by which the kernel finds the entry
@@ -42,10 +42,15 @@ type Handle struct {
 
 // Handle returns the handle of a flow that is being listed.
 func (f *Flow) Handle() Handle {
-	h := Handle{Zone: Find(f.attrs, nl.CTA_ZONE) != nil, original: string(identity(f.attrs))}
-	_, h.ReplyTo = parseTuple(Find(f.attrs, nl.CTA_TUPLE_REPLY))
+	original, reply := Find(f.attrs, nl.CTA_TUPLE_ORIG), Find(f.attrs, nl.CTA_TUPLE_REPLY)
+	h := Handle{original: string(identity(f.attrs))}
+	h.Zone = Find(f.attrs, nl.CTA_ZONE) != nil || Find(original, ctaTupleZone) != nil || Find(reply, ctaTupleZone) != nil
+	_, h.ReplyTo = parseTuple(reply)
 	return h
 }
+
+// ctaTupleZone is CTA_TUPLE_ZONE of linux/netfilter/nfnetlink_conntrack.h, the zone of one direction.
+const ctaTupleZone = 3
 
 // find calls each for the entry with this identity, if the kernel still has it.
 func (s *Socket) find(family uint8, id []byte, each func(*Flow)) error {
