@@ -44,6 +44,10 @@ const (
 	endingSet      = "connections"
 	// dynsetDelete is NFT_DYNSET_OP_DELETE of linux/netfilter/nf_tables.h.
 	dynsetDelete = 2
+	// maxElements is the size of a set that a rule changes, if no other is given (nft_dynset_init).
+	maxElements = 0xffff
+	// attempts are how often elements are deleted while others change them.
+	attempts = 5
 )
 
 // element is the key of packets of one direction, as registers have it.
@@ -120,7 +124,12 @@ func (t *endingTable) list(conns []*resettingConn) error {
 	}
 	write := func(b *nft.Batch) { writeElements(b, nft.AddElements(), maps.Keys(fresh)) }
 	if !t.made {
-		maps.Copy(fresh, t.resets)
+		for key := range t.resets {
+			if len(fresh) == maxElements-2*maxResetting {
+				break
+			}
+			fresh[key] = 0
+		}
 		var err error
 		if write, err = t.creation(write); err != nil {
 			return err
@@ -246,8 +255,20 @@ func (t *endingTable) waiting() (func(*resettingConn) (uint64, bool), error) {
 	}, err
 }
 
-// forget fails if an element has expired or been deleted by a new connection in the meantime.
-func (t *endingTable) forget(conns []*resettingConn) error {
+func (t *endingTable) forget(conns []*resettingConn) (err error) {
+	for range attempts {
+		if err = t.unlist(conns); !errors.Is(err, unix.ENOENT) {
+			return err
+		}
+		if err := t.read(); err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+// unlist fails if an element has expired or been deleted by a new connection in the meantime.
+func (t *endingTable) unlist(conns []*resettingConn) error {
 	old := map[string]uint64{}
 	for _, c := range conns {
 		for _, key := range [][]byte{c.original(), c.reply()} {
