@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/netip"
@@ -197,9 +198,10 @@ func (e *ender) work(now time.Time) error {
 	return err
 }
 
-// reset does what is due for each connection.
+// reset does what is due, first for connections that have had fewer attempts.
 func (e *ender) reset(now time.Time) error {
 	due := slices.DeleteFunc(slices.Clone(e.active), func(c *resettingConn) bool { return c.due.After(now) })
+	slices.SortStableFunc(due, func(a, b *resettingConn) int { return cmp.Compare(a.wait, b.wait) })
 	due = due[:min(len(due), roundSize)]
 	if err := e.list(due); err != nil {
 		return err

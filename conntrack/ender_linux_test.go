@@ -186,6 +186,25 @@ func TestConnectionsEndWithinBounds(t *testing.T) {
 	})
 }
 
+// Every connection has an attempt before any has a second one.
+func TestTheFirstAttemptComesFirst(t *testing.T) {
+	const rounds = 4
+	testEnder(t, rounds*roundSize, func(*fakeTable) {}, func(t *testing.T, _ *ender, k *fakeTable, _ *observer.ObservedLogs) {
+		time.Sleep(rounds*roundPause + roundPause/2)
+		synctest.Wait()
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if len(k.listed) != rounds*roundSize {
+			t.Errorf("%d connections are listed, want all %d", len(k.listed), rounds*roundSize)
+		}
+		for addr, resets := range k.listed {
+			if resets != 1 {
+				t.Fatalf("%v has got %d RSTs, want one", addr, resets)
+			}
+		}
+	})
+}
+
 // Connections that have ended are forgotten, and no packet is sent for them; nor is one for a new
 // connection of a client.
 func TestConnectionsThatEndThemselvesAreForgotten(t *testing.T) {
