@@ -184,7 +184,9 @@ func (o *options) cleanUpMode(ctx context.Context, m mode, config proxier.Config
 		return ebpf.RemoveSockets(o.ebpf.config(nftables.Config{Config: config}))
 	}
 	config.NodePorts = proxier.NodePorts{} // it accepts none, and must not say what it cannot
-	p, err := o.engine(m, config, proxier.Deps{Logger: log, Health: proxier.NoHealth()}, nil)
+	tracking := conntrack.New(conntrack.Options{NetNS: config.NetNS})
+	tracking.RunEnding = nil // all modes have the same table of connections that must end, and it stays
+	p, err := o.engine(m, config, proxier.Deps{Logger: log, Health: proxier.NoHealth(), Conntrack: tracking}, nil)
 	if err == nil {
 		err = p.Cleanup(ctx)
 	}
