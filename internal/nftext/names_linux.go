@@ -1,6 +1,7 @@
 package nftext
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 
@@ -34,6 +35,11 @@ func Verdict(code uint32, chain string) string {
 	default:
 		return "accept"
 	}
+}
+
+// ConnectionState names the bits of a state of connection tracking (linux/netfilter/nf_conntrack_common.h).
+func ConnectionState(bits uint32) string {
+	return states.text(nil, binary.NativeEndian.AppendUint32(nil, bits))
 }
 
 // Family names a family of linux/netfilter.h.

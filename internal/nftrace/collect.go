@@ -13,7 +13,8 @@ type event struct {
 	id uint32 // of the packet
 	// The rest is valid in the first event of each base chain.
 	source, destination netip.AddrPort
-	loopback            bool // it leaves through a loopback interface
+	loopback            bool   // it leaves through a loopback interface
+	state               string // of its connection; empty if the kernel does not tell it
 }
 
 // begins reports whether the event is the first of a base chain.
@@ -110,7 +111,11 @@ func (p *packet) last() *Hop {
 // hopOf returns where the packet is, by the name of a chain of the trace's own table.
 func hopOf(e *event) Hop {
 	hook, isEnd := strings.CutSuffix(e.Chain, suffixEnd)
-	return Hop{Hook: strings.TrimSuffix(hook, suffixBegin), End: isEnd, Source: e.source, Destination: e.destination, Loopback: e.loopback}
+	hop := Hop{Hook: strings.TrimSuffix(hook, suffixBegin), End: isEnd, Source: e.source, Destination: e.destination, Loopback: e.loopback}
+	if isEnd { // connection tracking sees the packet after the begin
+		hop.State = e.state
+	}
+	return hop
 }
 
 func (p *packet) has(hop Hop) bool { return slices.Contains(p.Hops, hop) }

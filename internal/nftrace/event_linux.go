@@ -23,7 +23,8 @@ const (
 	traceTransport  = 9 // NFTA_TRACE_TRANSPORT_HEADER
 	traceOutputType = 13
 	tracePolicy     = 16
-	typePolicy      = 1 // NFT_TRACETYPE_POLICY
+	traceCtState    = 21 // NFTA_TRACE_CT_STATE, since Linux 6.16
+	typePolicy      = 1  // NFT_TRACETYPE_POLICY
 )
 
 // parse decodes an event. ok is false for other messages.
@@ -51,6 +52,8 @@ func parse(m netlinkx.Message) (e event, ok bool) {
 			ports = portsOf(value)
 		case traceOutputType:
 			e.loopback = len(value) == 2 && binary.BigEndian.Uint16(value) == unix.ARPHRD_LOOPBACK
+		case traceCtState:
+			e.state = nftext.ConnectionState(netlinkx.Uint32(value))
 		case traceType:
 			e.Policy = netlinkx.Uint32(value) == typePolicy
 		case tracePolicy:

@@ -34,6 +34,7 @@ func encoded(tb testing.TB) []byte {
 	ae.Bytes(traceHeader, header)
 	ae.Bytes(traceTransport, binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(nil, 40000), 80))
 	ae.Uint16(traceOutputType, unix.ARPHRD_LOOPBACK)
+	ae.Uint32(traceCtState, 1<<3) // NF_CT_STATE_BIT(IP_CT_NEW)
 	data, err := ae.Encode()
 	if err != nil {
 		tb.Fatal(err)
@@ -46,7 +47,7 @@ func TestAnEventIsDecoded(t *testing.T) {
 	got, ok := parse(netlinkx.Message{Type: msgTrace, Body: encoded(t)})
 	want := event{
 		MatchedRule: MatchedRule{Family: "inet", Table: "firewall", Chain: "forward", Handle: 7, Verdict: "jump deep"},
-		id:          99, source: netip.MustParseAddrPort(client), destination: netip.MustParseAddrPort(vip), loopback: true,
+		id:          99, source: netip.MustParseAddrPort(client), destination: netip.MustParseAddrPort(vip), loopback: true, state: "new",
 	}
 	if !ok || got != want {
 		t.Errorf("parse = %+v, %v\nwant %+v", got, ok, want)

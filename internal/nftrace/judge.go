@@ -132,6 +132,38 @@ func (j *judging) judge() {
 	} else {
 		j.arrived(first, last)
 	}
+	if !j.Agrees {
+		j.explainState()
+	}
+}
+
+// Names of states of connection tracking; a packet has one.
+const (
+	stateEstablished = "established"
+	stateInvalid     = "invalid"
+	stateUntracked   = "untracked"
+)
+
+// explainState says what the state of the packet's connection has to do with what happened.
+func (j *judging) explainState() {
+	switch j.Packet.state() {
+	case stateEstablished:
+		j.because("the packet belongs to a connection that began before (ct state established): what the connection's first packet met decides for all")
+	case stateInvalid:
+		j.because("connection tracking finds no connection for the packet (ct state invalid): no rule translates such a packet")
+	case stateUntracked:
+		j.because("connection tracking leaves the packet out (ct state untracked), as a rule with notrack does: no rule translates such a packet")
+	}
+}
+
+// state is what connection tracking says of the packet first; empty if the kernel does not tell it.
+func (p *TracedPacket) state() string {
+	for i := range p.Hops {
+		if p.Hops[i].End {
+			return p.Hops[i].State
+		}
+	}
+	return ""
 }
 
 // stopped judges a packet that a rule or a policy stopped.
@@ -230,6 +262,9 @@ func (j *judging) translator() string {
 		if s.translates() {
 			return fmt.Sprintf(" by rule (handle %d) of chain %s in table %s %s", s.Handle, s.Chain, s.Family, s.Table)
 		}
+	}
+	if j.Packet.state() == stateEstablished {
+		return " as the first packet of its connection was"
 	}
 	return ""
 }

@@ -96,6 +96,9 @@ type Hop struct {
 	Destination netip.AddrPort
 	// Loopback means that the packet leaves through a loopback interface: it arrives again.
 	Loopback bool
+	// State is what connection tracking says of the packet at the end of the hook: new, established, related,
+	// invalid or untracked. It is empty if the kernel does not tell it, as before Linux 6.16.
+	State string
 }
 
 // MatchedRule is a rule that a packet matched, or the policy of a base chain.

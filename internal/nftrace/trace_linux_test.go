@@ -3,10 +3,12 @@ package nftrace_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -202,5 +204,38 @@ func TestATracerFollowsItsNamespace(t *testing.T) {
 	netnstest.Check(t, err)
 	if a.Verdict != "passed" || a.Sent != "answered" {
 		t.Errorf("the packet is %s by %s, %s, want it seen as it passes the node", a.Verdict, a.By, a.Sent)
+	}
+}
+
+// TestConnectionTrackingIsAReason: rules translate only what opens a connection that connection tracking sees.
+func TestConnectionTrackingIsAReason(t *testing.T) {
+	t.Parallel()
+	for name, engine := range engines {
+		for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
+			w := newWorld(t, engine)
+			packet := w.toService(desired.UDP, family)
+			flow, err := w.Client.Open(t.Context(), "udp", packet.Destination, proxiertest.AskOptions{From: packet.Source})
+			netnstest.Check(t, err)
+			ask := func(ctx context.Context) error { _, err := flow.Ask(ctx); return err }
+			netnstest.Check(t, ask(t.Context()))
+			judge := func(e desired.Explanation) nftrace.Judgement {
+				result, err := nftrace.Trace(t.Context(), nftrace.Options{NetNS: w.Node.NetNS(), Packet: packet, Timeout: time.Minute, While: ask})
+				netnstest.Check(t, err)
+				return nftrace.Compare(&result, &e, w.Config().Names)
+			}
+			e, err := w.proxy.Explain(t.Context(), packet)
+			netnstest.Check(t, err)
+			told := !netnstest.KernelBefore(t, 6, 16)
+			if j := judge(e); !j.Agrees || strings.Contains(j.By, "as the first packet of its connection was") != told {
+				t.Errorf("%s, %v: the second datagram: %+v, want it translated as the first one", name, family, j)
+			}
+			if j := judge(desired.Explanation{Verdict: desired.VerdictPass}); j.Agrees || strings.Contains(fmt.Sprint(j.Reasons), "ct state established") != told {
+				t.Errorf("%s, %v: a Service that came later: %+v, want the older connection as a reason", name, family, j)
+			}
+			w.shell("nft add table inet foreign; add chain inet foreign left { type filter hook prerouting priority -300; }; add rule inet foreign left udp dport 80 notrack")
+			if j := w.judge(packet); j.Agrees || strings.Contains(fmt.Sprint(j.Reasons), "ct state untracked") != told {
+				t.Errorf("%s, %v: a datagram that is not tracked: %+v, want that as a reason", name, family, j)
+			}
+		}
 	}
 }
