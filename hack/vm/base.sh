@@ -11,7 +11,7 @@ source hack/tools.sh
 # The programs in the machine, beside busybox's.
 programs=(nft ipvsadm ipset xtables-nft-multi xtables-legacy-multi)
 # Modules that nothing loads by name, beside all of netfilter's.
-modules=(virtio_pci virtio_console veth bridge br_netfilter dummy vrf tun sch_ingress cls_bpf ipip ip6_tunnel)
+modules=(virtio_pci virtio_console veth bridge br_netfilter dummy vrf tun sch_ingress cls_bpf ipip ip6_tunnel vxlan)
 # What /init and people need of busybox.
 applets=(sh mount umount modprobe insmod lsmod cat ls ip tar id env true false seq head tail wc sort
   awk sed poweroff dmesg echo mkdir ln cp rm chmod sleep sysctl grep ps stty uname)

@@ -97,7 +97,7 @@ runs() {
     fi
     echo './ipvs -tags=vm -run=TestPackets$|TestAffinityEnds -skip=/spreading'
     echo './internal/nftables -tags=vm -run=FastPath|Devices'
-    echo './nftables -tags=vm -run=TestEstablishedFlows|TestStaleFlows|TestPacketsBesideAFlowtable'
+    echo './nftables -tags=vm -run=TestEstablishedFlows|TestStaleFlows|TestTheFastPathThroughTunnels|TestPacketsBesideAFlowtable'
     ;;
   esac
   echo './conntrack -tags=vm'
