@@ -27,6 +27,9 @@ func (p *ServicePort) canonicalise() error {
 	if p.Balancing > LeastConnections {
 		invalid("Balancing", p.Balancing)
 	}
+	if p.Failover.Share > maxShare {
+		invalid("Failover.Share", p.Failover.Share)
+	}
 	if p.ClusterIP = p.ClusterIP.Unmap(); !p.ClusterIP.IsValid() {
 		p.InternalPolicyLocal = false
 	}
@@ -95,8 +98,7 @@ func (e *Endpoint) canonicalise(o *Options) error {
 	case !e.Ready && !e.Serving && !e.Terminating:
 		return fmt.Errorf("endpoint %v: it would get no traffic: none of Ready, Serving and Terminating is set: set Ready, or omit the endpoint", e.Addr)
 	}
-	e.ZoneHints = slices.Clone(canonicalNames(e.ZoneHints))
-	e.NodeHints = slices.Clone(canonicalNames(e.NodeHints))
-	e.Weight = canonicalWeight(e.Weight)
+	e.tidy()
+	e.ZoneHints, e.NodeHints = slices.Clone(e.ZoneHints), slices.Clone(e.NodeHints)
 	return nil
 }

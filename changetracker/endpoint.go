@@ -18,9 +18,15 @@ type Endpoint struct {
 	// Ejected means that the endpoint would be usable, and that an Override ejects it: it is
 	// neither Ready nor Serving therefore.
 	Ejected bool
+	// Maintenance stops new connections, for as long as somebody works on the endpoint; those that
+	// are open stay. The trackers clear Ready, and set Serving of an endpoint that was ready.
+	Maintenance bool
+	// Priority is the endpoint's group. Of a service port's groups one serves, the one with the lowest
+	// number that can: see ServicePort.Failover.
+	Priority uint8
 	// Weight is the endpoint's share of new connections, relative to the other endpoints. 0 is
 	// the default and means 1; the trackers store 0 for 1. It never means no traffic; for that
-	// see Override.Eject.
+	// see Maintenance.
 	Weight uint16
 	// Zone and Node are where the endpoint runs; empty if unknown. View.Local reports whether it
 	// is local.
@@ -34,7 +40,7 @@ type Endpoint struct {
 
 // Usable reports whether the endpoint may receive traffic in some situation: it is ready, or it
 // serves while it terminates (KEP-1669).
-func (e *Endpoint) Usable() bool { return e.Ready || e.Serving && e.Terminating }
+func (e *Endpoint) Usable() bool { return e.Ready || e.draining() }
 
 // Equal compares everything but Ext.
 func (e *Endpoint) Equal(o *Endpoint) bool { return e.Addr == o.Addr && e.alike(o) }
@@ -42,32 +48,40 @@ func (e *Endpoint) Equal(o *Endpoint) bool { return e.Addr == o.Addr && e.alike(
 // alike compares everything but Addr and Ext.
 func (e *Endpoint) alike(o *Endpoint) bool {
 	return e.Ready == o.Ready && e.Serving == o.Serving && e.Terminating == o.Terminating && e.Ejected == o.Ejected &&
-		e.share() == o.share() && e.Zone == o.Zone && e.Node == o.Node &&
+		e.Maintenance == o.Maintenance && e.Priority == o.Priority && e.share() == o.share() && e.Zone == o.Zone && e.Node == o.Node &&
 		slices.Equal(e.ZoneHints, o.ZoneHints) && slices.Equal(e.NodeHints, o.NodeHints)
 }
 
 // share is the effective weight.
 func (e *Endpoint) share() uint16 { return max(e.Weight, 1) }
 
-// canonicalWeight returns 0 for 1.
-func canonicalWeight(weight uint16) uint16 {
-	if weight == 1 {
-		return 0
+// tidy brings an endpoint that did not come from the parser, but for its address, into canonical form.
+func (e *Endpoint) tidy() {
+	e.ZoneHints, e.NodeHints = canonicalNames(e.ZoneHints), canonicalNames(e.NodeHints)
+	if e.Weight == 1 {
+		e.Weight = 0
 	}
-	return weight
+	if e.Maintenance {
+		e.Ready, e.Serving = false, e.Ready || e.Serving
+	}
 }
 
-// String is the address, with the conditions and the weight if they are not the default.
+// String is the address, with the conditions, the group and the weight if they are not the default.
 func (e *Endpoint) String() string {
 	s := e.Addr.String()
 	switch {
 	case e.Ejected:
 		s += " ejected"
+	case e.Maintenance:
+		s += " maintenance"
 	case !e.Ready:
 		s += " notready"
 	}
 	if e.Terminating {
 		s += " terminating serving=" + strconv.FormatBool(e.Serving)
+	}
+	if e.Priority > 0 {
+		s += " priority=" + strconv.Itoa(int(e.Priority))
 	}
 	if e.share() > 1 {
 		s += " weight=" + strconv.Itoa(int(e.Weight))
@@ -75,8 +89,8 @@ func (e *Endpoint) String() string {
 	return s
 }
 
-// draining reports whether the endpoint serves while it terminates.
-func (e *Endpoint) draining() bool { return e.Serving && e.Terminating }
+// draining reports whether the endpoint serves while it terminates, and may get new connections then.
+func (e *Endpoint) draining() bool { return e.Serving && e.Terminating && !e.Maintenance }
 
 // rank orders the records of one address by their conditions, the highest first (W-04): not
 // terminating, since a new pod may have the address of one that terminates (EPS-19), then
@@ -88,7 +102,9 @@ func (e *Endpoint) rank() int { return 4*count(!e.Terminating) + 2*count(e.Ready
 func (e *Endpoint) preference(o *Endpoint) int {
 	return cmp.Or(
 		cmp.Compare(e.rank(), o.rank()),
+		cmp.Compare(o.Priority, e.Priority),
 		cmp.Compare(e.Weight, o.Weight),
+		cmp.Compare(count(o.Maintenance), count(e.Maintenance)),
 		strings.Compare(o.Node, e.Node), // from here on, any stable order
 		strings.Compare(o.Zone, e.Zone),
 		slices.Compare(o.ZoneHints, e.ZoneHints),

@@ -1,6 +1,9 @@
 package changetracker
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // Exclusion is why Select leaves an endpoint out, in a few words. It is empty for an endpoint
 // that is selected.
@@ -8,36 +11,61 @@ type Exclusion string
 
 // The reasons to leave an endpoint out.
 const (
-	ExcludedNotReady   Exclusion = "not ready"
-	ExcludedEjected    Exclusion = "ejected: its health checks fail, or the program said so"
-	ExcludedNotServing Exclusion = "terminating, and serves no more"
-	ExcludedDraining   Exclusion = "terminating, and others are ready"
-	ExcludedElsewhere  Exclusion = "on another node"
-	ExcludedByNodeHint Exclusion = "hints give it to other nodes"
-	ExcludedByZoneHint Exclusion = "hints give it to other zones"
+	ExcludedNotReady    Exclusion = "not ready"
+	ExcludedEjected     Exclusion = "ejected: its health checks fail, or the program said so"
+	ExcludedMaintenance Exclusion = "in maintenance"
+	ExcludedStandby     Exclusion = "of a group that does not serve now"
+	ExcludedNotServing  Exclusion = "terminating, and serves no more"
+	ExcludedDraining    Exclusion = "terminating, and others are ready"
+	ExcludedElsewhere   Exclusion = "on another node"
+	ExcludedByNodeHint  Exclusion = "hints give it to other nodes"
+	ExcludedByZoneHint  Exclusion = "hints give it to other zones"
 	// ExcludedByHook is for an endpoint that a hook leaves out after Select, such as
 	// desired.Resolver.EditSelection.
 	ExcludedByHook Exclusion = "the program's own rule leaves it out"
 )
 
 // ExplainCluster returns for each endpoint, in the order of the input, why it is not in
-// Selection.Cluster. remark says how topology hints were used, or that terminating endpoints
-// are used; it is empty otherwise.
-func ExplainCluster(endpoints []Endpoint, node Node) (why []Exclusion, remark string) {
+// Selection.Cluster. remarks say which group serves, how topology hints were used, and that terminating endpoints
+// are used.
+func ExplainCluster(p *ServicePort, endpoints []Endpoint, node Node) (why []Exclusion, remarks []string) {
 	sum := summarise(endpoints, &node)
-	chosen := sum.clusterRule(&node)
-	return explain(endpoints, chosen), sum.clusterRemark(endpoints, &node, chosen)
+	serving := sum.serving(p.Failover)
+	chosen := serving.clusterRule(&node)
+	return explain(endpoints, chosen), remarksOf(sum.remark(p.Failover, serving), serving.clusterRemark(endpoints, &node, chosen))
 }
 
 // ExplainLocal is ExplainCluster for Selection.Local.
-func ExplainLocal(endpoints []Endpoint, node Node) (why []Exclusion, remark string) {
+func ExplainLocal(p *ServicePort, endpoints []Endpoint, node Node) (why []Exclusion, remarks []string) {
 	sum := summarise(endpoints, &node)
-	chosen := sum.localRule(&node)
-	why = explain(endpoints, chosen)
+	serving := sum.serving(p.Failover)
+	chosen := serving.localRule(&node)
+	ends := ""
 	if chosen.kind == drainingLocal && chosen.count > 0 {
-		remark = "no endpoint on this node is ready, so those that terminate and still serve are used"
+		ends = "no endpoint on this node is ready, so those that terminate and still serve are used"
 	}
-	return why, remark
+	return explain(endpoints, chosen), remarksOf(sum.remark(p.Failover, serving), ends)
+}
+
+func remarksOf(all ...string) []string {
+	return slices.DeleteFunc(all, func(s string) bool { return s == "" })
+}
+
+// remark says which group serves and why; it is empty if there is only one.
+func (s *summary) remark(f Failover, serving *group) string {
+	enough := "one ready endpoint is"
+	if f.Share > 0 {
+		enough = fmt.Sprintf("%d %% of its endpoints are", f.Share)
+	}
+	switch {
+	case len(s.others) == 0:
+		return ""
+	case serving == &s.first:
+		return fmt.Sprintf("group 0 of several serves, with %d of %d endpoints ready: %s enough", serving.ready, serving.expected, enough)
+	default:
+		return fmt.Sprintf("group %d serves, with %d of %d endpoints ready; group 0 has %d of %d: %s enough",
+			serving.priority, serving.ready, serving.expected, s.first.ready, s.first.expected, enough)
+	}
 }
 
 func explain(endpoints []Endpoint, chosen rule) []Exclusion {
@@ -56,10 +84,14 @@ func (r rule) excludes(e *Endpoint) Exclusion {
 		return ""
 	case e.Ejected:
 		return ExcludedEjected
+	case e.Maintenance:
+		return ExcludedMaintenance
 	case e.Terminating && !e.Serving:
 		return ExcludedNotServing
 	case !e.Usable():
 		return ExcludedNotReady
+	case e.Priority != r.group:
+		return ExcludedStandby
 	case (r.kind == readyLocal || r.kind == drainingLocal) && !r.isLocal(e):
 		return ExcludedElsewhere
 	case !e.Ready:
@@ -73,19 +105,19 @@ func (r rule) excludes(e *Endpoint) Exclusion {
 
 // clusterRemark says why hints are not used although there are some, or that no endpoint is
 // ready.
-func (s *summary) clusterRemark(endpoints []Endpoint, node *Node, chosen rule) string {
+func (g *group) clusterRemark(endpoints []Endpoint, node *Node, chosen rule) string {
 	switch {
 	case chosen.kind == readyForNode:
 		return fmt.Sprintf("hints choose the endpoints for node %s", node.Name)
 	case chosen.kind == readyForZone:
 		return fmt.Sprintf("hints choose the endpoints for zone %s", node.Zone)
-	case chosen.kind == draining && s.draining > 0:
+	case chosen.kind == draining && g.draining > 0:
 		return "no endpoint is ready, so those that terminate and still serve are used"
-	case s.zoneHinted > 0 && s.zoneHinted < s.ready:
-		return fmt.Sprintf("hints for zones do not count: %v has none", unhinted(endpoints))
-	case s.zoneHinted > 0 && node.Zone == "":
+	case g.zoneHinted > 0 && g.zoneHinted < g.ready:
+		return fmt.Sprintf("hints for zones do not count: %v has none", g.unhinted(endpoints))
+	case g.zoneHinted > 0 && node.Zone == "":
 		return "hints for zones do not count: the zone of this node is not known"
-	case s.zoneHinted > 0:
+	case g.zoneHinted > 0:
 		return fmt.Sprintf("hints for zones do not count: none is for zone %s", node.Zone)
 	default:
 		return ""
@@ -93,9 +125,9 @@ func (s *summary) clusterRemark(endpoints []Endpoint, node *Node, chosen rule) s
 }
 
 // unhinted returns the first ready endpoint without a zone hint.
-func unhinted(endpoints []Endpoint) string {
+func (g *group) unhinted(endpoints []Endpoint) string {
 	for i := range endpoints {
-		if endpoints[i].Ready && len(endpoints[i].ZoneHints) == 0 {
+		if e := &endpoints[i]; e.Ready && e.Priority == g.priority && len(e.ZoneHints) == 0 {
 			return endpoints[i].Addr.String()
 		}
 	}

@@ -21,8 +21,8 @@ func TestExclusionsAgreeWithSelect(t *testing.T) {
 			endpoints[i] = randomEndpoint(dice, i)
 		}
 		selection := Select(port, endpoints, node)
-		cluster, _ := ExplainCluster(endpoints, node)
-		local, _ := ExplainLocal(endpoints, node)
+		cluster, _ := ExplainCluster(port, endpoints, node)
+		local, _ := ExplainLocal(port, endpoints, node)
 		for i := range endpoints {
 			for scope, c := range map[string]struct {
 				why      Exclusion
@@ -38,6 +38,7 @@ func TestExclusionsAgreeWithSelect(t *testing.T) {
 	}
 	for _, reason := range []Exclusion{
 		ExcludedNotReady, ExcludedNotServing, ExcludedDraining, ExcludedElsewhere, ExcludedByNodeHint, ExcludedByZoneHint, ExcludedEjected,
+		ExcludedMaintenance, ExcludedStandby,
 	} {
 		if seen[reason] == 0 {
 			t.Errorf("reason %q never came up", reason)
@@ -49,6 +50,11 @@ func randomEndpoint(dice *rand.Rand, i int) Endpoint {
 	e := Endpoint{Addr: addrPort([]string{"10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1", "10.0.0.4:1", "10.0.0.5:1"}[i]), Ready: true, Serving: true}
 	if dice.IntN(2) == 0 {
 		e.Node = "here"
+	}
+	e.Priority = uint8(max(0, dice.IntN(5)-2))
+	if e.Maintenance = dice.IntN(8) == 0; e.Maintenance {
+		e.tidy()
+		return e
 	}
 	switch dice.IntN(5) {
 	case 0:

@@ -72,9 +72,7 @@ func (c *config) decorateEndpoint(e *Endpoint, api *discovery.Endpoint, slice *d
 		return
 	}
 	decorated.Addr = e.Addr
-	decorated.ZoneHints = canonicalNames(decorated.ZoneHints)
-	decorated.NodeHints = canonicalNames(decorated.NodeHints)
-	decorated.Weight = canonicalWeight(decorated.Weight)
+	decorated.tidy()
 	*e = decorated
 }
 
@@ -102,7 +100,7 @@ func (c *config) edited(p *portState) []Endpoint {
 	for i := range list {
 		e := &list[i]
 		e.Addr = netip.AddrPortFrom(e.Addr.Addr().Unmap(), e.Addr.Port())
-		e.ZoneHints, e.NodeHints, e.Weight = canonicalNames(e.ZoneHints), canonicalNames(e.NodeHints), canonicalWeight(e.Weight)
+		e.tidy()
 	}
 	slices.SortStableFunc(list, compareByAddr)
 	return dropDuplicates(list)

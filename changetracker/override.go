@@ -1,6 +1,7 @@
 package changetracker
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 )
@@ -14,6 +15,8 @@ type Override struct {
 	// must not come back to endpoints that terminate. With a traffic policy Local, the same holds for the endpoints of
 	// a node on which one terminates.
 	Eject bool
+	// Maintenance sets Endpoint.Maintenance, also if no endpoint is left for new connections.
+	Maintenance bool
 	// Weight replaces Endpoint.Weight. 0 does not change it.
 	Weight uint16
 }
@@ -31,7 +34,7 @@ func (o overrides) apply(list []Endpoint, local bool) []Endpoint {
 	nodes := map[string]*best{}
 	for i := range list {
 		e := &list[i]
-		kept := !o[e.Addr].Eject
+		kept := !o[e.Addr].Eject && !o[e.Addr].Maintenance
 		all.add(e, kept)
 		if local {
 			if nodes[e.Node] == nil {
@@ -44,9 +47,8 @@ func (o overrides) apply(list []Endpoint, local bool) []Endpoint {
 	for i := range list {
 		e := &list[i]
 		own := o[e.Addr]
-		if own.Weight != 0 {
-			e.Weight = canonicalWeight(own.Weight)
-		}
+		e.Weight, e.Maintenance = cmp.Or(own.Weight, e.Weight), e.Maintenance || own.Maintenance
+		e.tidy()
 		if on := nodes[e.Node]; own.Eject && all.stays() && (!local || !on.drains || on.stays()) {
 			e.Ready, e.Serving, e.Ejected = false, false, e.Usable()
 		}

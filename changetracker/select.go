@@ -1,6 +1,7 @@
 package changetracker
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/serviceplane/serviceplane/internal/sorted"
@@ -24,9 +25,24 @@ type Selection struct {
 	Any bool
 }
 
-// Select decides which endpoints of a service port may receive traffic on a node: traffic
-// policies, topology hints, and the fallback to endpoints that serve while they terminate
-// (KEP-1669). Only the Name and Zone of the node matter. It may be any node. View.Select is
+// Failover says which of the groups of Endpoint.Priority serves: the first one with enough ready
+// endpoints; if none has enough, the first one with a ready endpoint; if there is none, the first one with an endpoint
+// that serves while it terminates. All else, such as traffic policies, is about the group that serves.
+type Failover struct {
+	// Share is how many of a group's endpoints are enough, in percent. Endpoints that terminate or are in
+	// maintenance do not count. 0 means that one is enough.
+	Share uint8
+	// End ends open connections to the endpoints of a group when another one serves: flows of UDP, and with
+	// EndConnections those of TCP. Otherwise they stay.
+	End bool
+}
+
+// maxShare is a Failover.Share of all endpoints.
+const maxShare = 100
+
+// Select decides which endpoints of a service port may receive traffic on a node: the group that
+// serves, then traffic policies, topology hints, and the fallback to endpoints that serve while they
+// terminate (KEP-1669). Only the Name and Zone of the node matter. It may be any node. View.Select is
 // Select for the endpoints of a State.
 //
 // It is pure. The lists of the result are in the order of the input and may share its memory.
@@ -36,7 +52,7 @@ func Select(p *ServicePort, endpoints []Endpoint, node Node) Selection {
 		return Selection{}
 	}
 	sum := summarise(endpoints, &node)
-	c := sum.choice(&node)
+	c := sum.choice(p, &node)
 	cluster, local := c.cluster, c.local
 	s := Selection{
 		Cluster: filter(endpoints, cluster.count, cluster), Local: filter(endpoints, local.count, local),
@@ -66,13 +82,19 @@ type Choice struct {
 	Any bool
 
 	cluster, local rule
+	ends           bool // of Failover.End; if no group serves, all connections stay
 	endpoints      endpointList
 	node, zone     string // for which it is
 	sum            summary
 }
 
-func (s *summary) choice(node *Node) Choice {
-	return Choice{Any: s.ready > 0 || s.draining > 0, cluster: s.clusterRule(node), local: s.localRule(node), node: node.Name, zone: node.Zone, sum: *s}
+func (s *summary) choice(p *ServicePort, node *Node) Choice {
+	group := s.serving(p.Failover)
+	anyServes := group.isReady() || group.drains()
+	return Choice{
+		Any: anyServes, cluster: group.clusterRule(node), local: group.localRule(node),
+		ends: anyServes && p.Failover.End, node: node.Name, zone: node.Zone, sum: *s,
+	}
 }
 
 // Cluster reports whether an endpoint is in Selection.Cluster.
@@ -80,6 +102,9 @@ func (c *Choice) Cluster(e *Endpoint) bool { return c.cluster.selects(e) }
 
 // Local reports whether an endpoint is in Selection.Local.
 func (c *Choice) Local(e *Endpoint) bool { return c.local.selects(e) }
+
+// Ends reports whether open connections to an endpoint are to end because its group does not serve.
+func (c *Choice) Ends(e *Endpoint) bool { return c.ends && e.Priority != c.cluster.group }
 
 // Len returns the number of all endpoints, and the lengths of Selection.Cluster and Selection.Local.
 func (c *Choice) Len() (all, cluster, local int) {
@@ -98,7 +123,8 @@ func (c *Choice) Weighted() bool { return c.sum.weighted > 0 }
 
 // SameRules reports whether two Choices decide in the same way, if an endpoint is in both.
 func (c *Choice) SameRules(o *Choice) bool {
-	return c.node == o.node && c.zone == o.zone && c.cluster.kind == o.cluster.kind && c.local.kind == o.local.kind
+	return c.node == o.node && c.zone == o.zone && c.ends == o.ends && c.cluster.group == o.cluster.group &&
+		c.cluster.kind == o.cluster.kind && c.local.kind == o.local.kind
 }
 
 // Changes visits all endpoints that differ from those of an earlier Choice, in order, and maybe
@@ -112,13 +138,21 @@ func (c *Choice) Changes(since *Choice, visit func(before, after *Endpoint)) {
 	sorted.Walk(&since.endpoints, &c.endpoints, byAddr, visit)
 }
 
-// summary counts what the rules depend on. Only hints of ready endpoints count.
+// summary counts what the rules depend on.
 type summary struct {
+	first    group   // of Priority 0
+	others   []group // sorted; copies of the summary share it
+	weighted int
+}
+
+// group counts the endpoints of a Priority. Only hints of ready endpoints count.
+type group struct {
+	priority                  uint8
+	expected                  int // that should be ready: all but those that terminate or are in maintenance
 	ready, draining           int
 	readyLocal, drainingLocal int
 	nodeHinted, nodeMatched   int
 	zoneHinted, zoneMatched   int
-	weighted                  int
 }
 
 func summarise(endpoints []Endpoint, node *Node) (s summary) {
@@ -130,21 +164,69 @@ func summarise(endpoints []Endpoint, node *Node) (s summary) {
 
 // count adds an endpoint n times.
 func (s *summary) count(e *Endpoint, node *Node, n int) {
-	local := n * count(node.hosts(e.Node))
 	s.weighted += n * count(e.share() > 1)
+	s.of(e.Priority).count(e, node, n)
+}
+
+// of returns the group with a priority.
+func (s *summary) of(priority uint8) *group {
+	if priority == 0 {
+		return &s.first
+	}
+	i, found := slices.BinarySearchFunc(s.others, priority, func(g group, p uint8) int { return int(g.priority) - int(p) })
+	if !found {
+		s.others = slices.Insert(s.others, i, group{priority: priority})
+	}
+	return &s.others[i]
+}
+
+// changeable returns a copy that shares nothing, without empty groups.
+func (s *summary) changeable() summary {
+	c := *s
+	c.others = slices.DeleteFunc(slices.Clone(s.others), func(g group) bool { return g == group{priority: g.priority} })
+	return c
+}
+
+// find returns the first group for which has is true, or nil.
+func (s *summary) find(has func(*group) bool) *group {
+	if has(&s.first) {
+		return &s.first
+	}
+	if i := slices.IndexFunc(s.others, func(g group) bool { return has(&g) }); i >= 0 {
+		return &s.others[i]
+	}
+	return nil
+}
+
+// serving returns the group that serves: see Failover. Without endpoints it is the first one.
+func (s *summary) serving(f Failover) *group {
+	if len(s.others) == 0 {
+		return &s.first
+	}
+	suffices := func(g *group) bool { return g.ready > 0 && g.ready*maxShare >= int(f.Share)*g.expected }
+	return cmp.Or(s.find(suffices), s.find((*group).isReady), s.find((*group).drains), &s.first)
+}
+
+func (g *group) isReady() bool { return g.ready > 0 }
+func (g *group) drains() bool  { return g.draining > 0 }
+
+// count adds an endpoint n times.
+func (g *group) count(e *Endpoint, node *Node, n int) {
+	local := n * count(node.hosts(e.Node))
+	g.expected += n * count(!e.Terminating && !e.Maintenance)
 	if e.draining() {
-		s.draining += n
-		s.drainingLocal += local
+		g.draining += n
+		g.drainingLocal += local
 	}
 	if !e.Ready {
 		return
 	}
-	s.ready += n
-	s.readyLocal += local
-	s.nodeHinted += n * count(len(e.NodeHints) > 0)
-	s.nodeMatched += n * count(hinted(e.NodeHints, node.Name))
-	s.zoneHinted += n * count(len(e.ZoneHints) > 0)
-	s.zoneMatched += n * count(hinted(e.ZoneHints, node.Zone))
+	g.ready += n
+	g.readyLocal += local
+	g.nodeHinted += n * count(len(e.NodeHints) > 0)
+	g.nodeMatched += n * count(hinted(e.NodeHints, node.Name))
+	g.zoneHinted += n * count(len(e.ZoneHints) > 0)
+	g.zoneMatched += n * count(hinted(e.ZoneHints, node.Zone))
 }
 
 // hinted reports whether a hint names the node or zone. Without a name, nothing matches.
@@ -156,6 +238,7 @@ func hinted(hints []string, name string) bool {
 // only lists.
 type rule struct {
 	kind  ruleKind
+	group uint8  // its Priority
 	name  string // of the node or zone
 	count int    // of selected endpoints
 }
@@ -172,6 +255,9 @@ const (
 )
 
 func (r rule) selects(e *Endpoint) bool {
+	if e.Priority != r.group {
+		return false
+	}
 	switch r.kind {
 	case ready:
 		return e.Ready
@@ -193,25 +279,25 @@ func (r rule) isLocal(e *Endpoint) bool { return r.name != "" && e.Node == r.nam
 
 // clusterRule returns the rule for policy Cluster. Hints are used only if every ready endpoint
 // has some and one of them names this node or zone (TOP-08), so at least one endpoint remains.
-func (s *summary) clusterRule(node *Node) rule {
+func (g *group) clusterRule(node *Node) rule {
 	switch {
-	case s.ready == 0:
-		return rule{kind: draining, count: s.draining}
-	case s.nodeHinted == s.ready && s.nodeMatched > 0:
-		return rule{kind: readyForNode, name: node.Name, count: s.nodeMatched}
-	case s.zoneHinted == s.ready && s.zoneMatched > 0:
-		return rule{kind: readyForZone, name: node.Zone, count: s.zoneMatched}
+	case g.ready == 0:
+		return rule{kind: draining, group: g.priority, count: g.draining}
+	case g.nodeHinted == g.ready && g.nodeMatched > 0:
+		return rule{kind: readyForNode, group: g.priority, name: node.Name, count: g.nodeMatched}
+	case g.zoneHinted == g.ready && g.zoneMatched > 0:
+		return rule{kind: readyForZone, group: g.priority, name: node.Zone, count: g.zoneMatched}
 	default:
-		return rule{kind: ready, count: s.ready}
+		return rule{kind: ready, group: g.priority, count: g.ready}
 	}
 }
 
 // localRule returns the rule for policy Local (TOP-04).
-func (s *summary) localRule(node *Node) rule {
-	if s.readyLocal > 0 {
-		return rule{kind: readyLocal, name: node.Name, count: s.readyLocal}
+func (g *group) localRule(node *Node) rule {
+	if g.readyLocal > 0 {
+		return rule{kind: readyLocal, group: g.priority, name: node.Name, count: g.readyLocal}
 	}
-	return rule{kind: drainingLocal, name: node.Name, count: s.drainingLocal}
+	return rule{kind: drainingLocal, group: g.priority, name: node.Name, count: g.drainingLocal}
 }
 
 // filter returns the endpoints that any of the rules selects, in order. Their number is known.

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/quick"
@@ -13,7 +14,7 @@ import (
 
 // endpointsFrom makes endpoints from words: each is a name of one letter, then
 // flags: R ready, S serving and terminating, L local, U serving only, and hints
-// as zone=x,y or node=x.
+// as zone=x,y or node=x; M is maintenance of what the flags before it say, and group=1 the Priority.
 func endpointsFrom(t *testing.T, words string) []Endpoint {
 	t.Helper()
 	var list []Endpoint
@@ -31,6 +32,15 @@ func endpointsFrom(t *testing.T, words string) []Endpoint {
 				e.Serving = true
 			case "L":
 				e.Node = "here"
+			case "M":
+				e.Maintenance = true
+				e.tidy()
+			case "group":
+				n, err := strconv.ParseUint(value, 10, 8)
+				if err != nil {
+					t.Fatal(err)
+				}
+				e.Priority = uint8(n)
 			case "zone":
 				e.ZoneHints = strings.Split(value, ",")
 			case "node":
@@ -53,7 +63,7 @@ func letters(list []Endpoint) string {
 }
 
 // port is a service port with the policies that letters name: i internal Local, e
-// external Local, x externally accessible.
+// external Local, x externally accessible; h asks for half of a group.
 func port(policies string) *ServicePort {
 	p := &ServicePort{
 		ClusterIP: netip.MustParseAddr("10.96.0.1"), Port: 80,
@@ -61,6 +71,9 @@ func port(policies string) *ServicePort {
 	}
 	if strings.Contains(policies, "x") {
 		p.NodePort = 30000
+	}
+	if strings.Contains(policies, "h") {
+		p.Failover.Share = 50
 	}
 	return p
 }
@@ -113,6 +126,26 @@ func TestSelect(t *testing.T) {
 		"TOP-09 one without zone hint": {"", "a:R:zone=zone-a b:R", want{"ab", "", "ab", true}},
 		"TOP-09 unready without hint":  {"", "a:R:zone=zone-a b:S c", want{"a", "", "a", true}},
 		"TOP-09 unready with a hint":   {"", "a:R:zone=zone-b b:S:zone=zone-a", want{"a", "", "a", true}},
+
+		"TOP-20 the first group":                {"", "a:R:group=1 b:R c:R:group=2", want{"b", "", "b", true}},
+		"TOP-20 the next group":                 {"", "a:R:group=1 b c:R:group=2", want{"a", "", "a", true}},
+		"TOP-20 groups need not begin at 0":     {"", "a:R:group=9 b:R:group=7", want{"b", "", "b", true}},
+		"TOP-20 ready before draining":          {"", "a:S b:R:group=3", want{"b", "", "b", true}},
+		"TOP-20 none ready":                     {"", "a b:S:group=2 c:S:group=1", want{"c", "", "c", true}},
+		"TOP-20 none usable":                    {"", "a b:group=2 c:U:group=1", want{}},
+		"TOP-20 policy Local in the group":      {"ex", "a:R:L:group=1 b:R", want{"b", "", "b", true}},
+		"TOP-20 policy Local, draining":         {"ex", "a:R:L:group=1 b:R c:S:L d:S:L:group=1", want{"b", "c", "bc", true}},
+		"TOP-20 policy Local, next group":       {"ex", "a:R:L:group=1 b", want{"a", "a", "a", true}},
+		"TOP-20 hints in the group":             {"", "a:R:zone=zone-a b:R:zone=zone-b c:R:group=1", want{"a", "", "a", true}},
+		"TOP-20 hints of another group":         {"", "a:R b:R:zone=zone-a:group=1", want{"a", "", "a", true}},
+		"TOP-21 half is enough":                 {"h", "a:R b c:R:group=1", want{"a", "", "a", true}},
+		"TOP-21 less than half":                 {"h", "a:R b c d:R:group=1", want{"d", "", "d", true}},
+		"TOP-21 nobody has half":                {"h", "a:R b c d:R:group=1 e:group=1 f:group=1", want{"a", "", "a", true}},
+		"TOP-21 what ends does not count":       {"h", "a:R b:S c:S d:R:M e:R:group=1", want{"a", "", "a", true}},
+		"TOP-22 maintenance":                    {"", "a:R:M b:R", want{"b", "", "b", true}},
+		"TOP-22 maintenance of the last one":    {"", "a:R:M", want{}},
+		"TOP-22 maintenance of what terminates": {"ex", "a:S:L:M", want{}},
+		"TOP-22 maintenance of a group":         {"", "a:R:M b:R:group=1", want{"b", "", "b", true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := Select(port(c.policies), endpointsFrom(t, c.endpoints), Node{Name: "here", Zone: "zone-a"})

@@ -104,6 +104,8 @@ type ServicePort struct {
 	// EndConnections ends TCP connections to endpoints that no EndpointSlice has any more; their
 	// clients would wait, some forever. The trackers leave it at false.
 	EndConnections bool
+	// Failover is about the groups of Endpoint.Priority.
+	Failover Failover
 	// FastPath lets the packets of established connections skip the node's rules, those of others
 	// too, in an engine that has that: see docs/FASTPATHS.md. The trackers leave it at false.
 	FastPath bool
@@ -168,7 +170,7 @@ func (p *ServicePort) Equal(o *ServicePort) bool {
 
 func (p *ServicePort) equalPolicies(o *ServicePort) bool {
 	return p.DenyAllSources == o.DenyAllSources && p.SessionAffinity == o.SessionAffinity &&
-		p.Balancing == o.Balancing && p.MaxSlots == o.MaxSlots && p.EndConnections == o.EndConnections && p.FastPath == o.FastPath &&
+		p.Balancing == o.Balancing && p.MaxSlots == o.MaxSlots && p.EndConnections == o.EndConnections && p.Failover == o.Failover && p.FastPath == o.FastPath &&
 		p.InternalPolicyLocal == o.InternalPolicyLocal && p.ExternalPolicyLocal == o.ExternalPolicyLocal
 }
 

@@ -18,6 +18,18 @@ type portState struct {
 // endpointList is sorted by address.
 type endpointList = sorted.List[Endpoint]
 
+// serving returns the Priority of the group that serves.
+func (p *portState) serving() uint8 {
+	if p.port == nil {
+		return 0
+	}
+	var s summary
+	for e := range p.endpoints.All {
+		s.count(e, &Node{}, 1)
+	}
+	return s.serving(p.port.Failover).priority
+}
+
 func (p *portState) key() portKey { return p.name.key() }
 
 // serviceState is a Service in a State. It is immutable.

@@ -84,13 +84,14 @@ func (s *State) Services() iter.Seq[types.NamespacedName] {
 	}
 }
 
-// Nodes returns the nodes that have ready endpoints of a Service, sorted. A load balancer that sends to
+// Nodes returns the nodes that have ready endpoints of a Service, of the groups that serve, sorted. A load balancer that sends to
 // node ports with traffic policy Local sends there.
 func (s *State) Nodes(service types.NamespacedName) []string {
 	nodes := map[string]bool{}
 	for _, port := range s.ServicePorts(service) {
+		serving := s.find(port).serving()
 		s.EachEndpoint(port, func(e *Endpoint) {
-			if e.Ready && e.Node != "" {
+			if e.Ready && e.Priority == serving && e.Node != "" {
 				nodes[e.Node] = true
 			}
 		})

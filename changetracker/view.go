@@ -50,7 +50,7 @@ func (v View) Choose(name ServicePortName, since *Choice) (c Choice, ok bool) {
 	if since == nil || since.node != v.node.Name || since.zone != v.node.Zone {
 		since = &Choice{}
 	}
-	sum, now := since.sum, Choice{endpoints: p.endpoints}
+	sum, now := since.sum.changeable(), Choice{endpoints: p.endpoints}
 	now.Changes(since, func(before, after *Endpoint) {
 		if before != nil {
 			sum.count(before, &v.node, -1)
@@ -59,20 +59,21 @@ func (v View) Choose(name ServicePortName, since *Choice) (c Choice, ok bool) {
 			sum.count(after, &v.node, 1)
 		}
 	})
-	c = sum.choice(&v.node)
+	c = sum.choice(p.port, &v.node)
 	c.endpoints = p.endpoints
 	return c, true
 }
 
 // LocalReady returns the number of distinct addresses of the ready endpoints of a Service on
-// the node, over all its ports. The health check of a load balancer reports it. An endpoint
+// the node, over all its ports, and of the groups that serve. The health check of a load balancer reports it. An endpoint
 // that serves while it terminates does not count. It costs the endpoints of the Service.
 func (v View) LocalReady(name types.NamespacedName) int {
 	service, _ := v.state.services.Get(name)
 	var addrs []netip.Addr
 	for _, p := range service.all() {
+		serving := p.serving()
 		for e := range p.endpoints.All {
-			if last := len(addrs) - 1; e.Ready && v.Local(e) && (last < 0 || addrs[last] != e.Addr.Addr()) {
+			if last := len(addrs) - 1; e.Ready && e.Priority == serving && v.Local(e) && (last < 0 || addrs[last] != e.Addr.Addr()) {
 				addrs = append(addrs, e.Addr.Addr())
 			}
 		}

@@ -448,22 +448,24 @@ func masqueradeReason(f *Frontend) string {
 
 // list lists the endpoints, with the reason for each that is not in the scope.
 func (e *explaining) list(s *Service) {
-	var remark string
-	e.Endpoints, remark = e.Resolver.considered(e.State, s.Port, e.Scope)
-	if remark != "" && e.Scope != 0 {
-		e.because("%s", remark)
+	var remarks []string
+	e.Endpoints, remarks = e.Resolver.considered(e.State, s.Port, e.Scope)
+	for _, remark := range remarks {
+		if e.Scope != 0 {
+			e.because("%s", remark)
+		}
 	}
 }
 
 // considered returns the endpoints of the State, with the reason for each that is not in the
 // scope, and the endpoints that EditSelection adds.
-func (r *Resolver) considered(state *changetracker.State, p *changetracker.ServicePort, scope Scope) (list []ExplainedEndpoint, remark string) {
+func (r *Resolver) considered(state *changetracker.State, p *changetracker.ServicePort, scope Scope) (list []ExplainedEndpoint, remarks []string) {
 	endpoints := state.Endpoints(p.Name)
 	var why []changetracker.Exclusion
 	if scope == ScopeLocal {
-		why, remark = changetracker.ExplainLocal(endpoints, r.Node)
+		why, remarks = changetracker.ExplainLocal(p, endpoints, r.Node)
 	} else {
-		why, remark = changetracker.ExplainCluster(endpoints, r.Node)
+		why, remarks = changetracker.ExplainCluster(p, endpoints, r.Node)
 	}
 	view := state.For(r.Node)
 	list = make([]ExplainedEndpoint, len(endpoints))
@@ -471,7 +473,7 @@ func (r *Resolver) considered(state *changetracker.State, p *changetracker.Servi
 		list[i] = ExplainedEndpoint{Endpoint: endpoints[i], Local: view.Local(&endpoints[i]), Excluded: why[i]}
 	}
 	if r.EditSelection == nil {
-		return list, remark
+		return list, remarks
 	}
 	selection := r.edited(state, p, endpoints)
 	chosen := selection.Cluster
@@ -494,5 +496,5 @@ func (r *Resolver) considered(state *changetracker.State, p *changetracker.Servi
 		}
 	}
 	slices.SortFunc(list, func(a, b ExplainedEndpoint) int { return a.Addr.Compare(b.Addr) })
-	return list, remark
+	return list, remarks
 }

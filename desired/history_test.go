@@ -163,7 +163,7 @@ func replay(t *testing.T, history []byte, seen map[string]int) {
 func families() []v1.IPFamily { return []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} }
 
 func (w *world) newTracker() *changetracker.Tracker {
-	tracker, err := changetracker.New(changetracker.Options{ObjectOptions: changetracker.ObjectOptions{StrictSourceRanges: w.StrictSourceRanges}})
+	tracker, err := changetracker.New(changetracker.Options{ObjectOptions: w.Tracker()})
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -266,6 +266,9 @@ func (w *world) service(name string) *v1.Service {
 	for _, edit := range someOf(w.choices, edits...) {
 		edit(s)
 	}
+	if w.below(3) == 1 {
+		oracle.SetFailover(s, oneOf(w.choices, 0, 50, 100), w.below(2) == 1)
+	}
 	switch w.below(12) {
 	case 1:
 		proxiertest.Headless()(s)
@@ -294,6 +297,7 @@ func (w *world) slice(service, name string) *discovery.EndpointSlice {
 			condition := func() *bool { return oneOf(w.choices, nil, new(true), new(false)) }
 			e.Conditions = discovery.EndpointConditions{Ready: condition(), Serving: condition(), Terminating: condition()}
 		}
+		e.Hostname = oneOf(w.choices, nil, nil, oracle.Group(1), oracle.Group(1), oracle.Group(7), oracle.Maintenance())
 		if node := oneOf(w.choices, "here", "HERE.example.com.", "there", ""); node != "" {
 			e.NodeName = &node
 		}

@@ -39,14 +39,18 @@ func TestOneWalkDecidesAsSelect(t *testing.T) {
 		if _, err := tracker.Services.Set(webName.NamespacedName, port); err != nil {
 			t.Fatal(err)
 		}
-		// Some seeds have no ready endpoints, or no hints, or equal weights.
-		ready, hints, weights := random.IntN(3), random.IntN(2), uint16(1+random.IntN(2))
+		port.Failover = changetracker.Failover{Share: uint8(50 * random.IntN(3)), End: random.IntN(2) == 0}
+		// Some seeds have no ready endpoints, or no hints, or equal weights, or one group.
+		groups, ready, hints, weights := 1+random.IntN(3), random.IntN(3), random.IntN(2), uint16(1+random.IntN(2))
 		var endpoints []changetracker.Endpoint
 		for n := range []int{0, 3, 20, 400}[random.IntN(4)] {
 			e := changetracker.Endpoint{
 				Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(n >> 9), byte(n >> 1)}), uint16(8080+n&1)), // two of each address
 				Node: []string{"node-1", "node-2", ""}[random.IntN(3)], Weight: 1 + uint16(random.IntN(int(weights))),
 				Ready: random.IntN(3) < ready, Serving: random.IntN(2) == 0, Terminating: random.IntN(2) == 0,
+			}
+			if e.Priority = uint8(random.IntN(groups)); random.IntN(10) == 0 {
+				e.Maintenance = groups > 1
 			}
 			if hints > 0 {
 				e.ZoneHints = []string{[]string{"a", "b"}[random.IntN(2)]}
@@ -93,8 +97,8 @@ type randomHuge struct {
 	port      changetracker.ServicePort
 	endpoints map[netip.AddrPort]changetracker.Endpoint
 	node      changetracker.Node
-	// mixed says that endpoints differ in conditions, hinted and weighted that some have that.
-	mixed, hinted, weighted bool
+	// mixed says that endpoints differ in conditions, hinted, weighted and grouped that some have that.
+	mixed, hinted, weighted, grouped bool
 }
 
 func (h *randomHuge) flip() bool { return h.IntN(2) == 0 }
@@ -119,9 +123,16 @@ func (h *randomHuge) change() {
 		if h.weighted {
 			e.Weight = uint16(1 + h.IntN(2))
 		}
+		if h.grouped {
+			e.Priority, e.Maintenance = uint8(h.IntN(3)), h.IntN(8) == 0
+		}
 		h.endpoints[addr] = e
 	}
-	switch h.IntN(12) {
+	switch h.IntN(14) {
+	case 12:
+		h.grouped = h.flip()
+	case 13:
+		h.port.Failover = changetracker.Failover{Share: uint8(50 * h.IntN(3)), End: h.flip()}
 	case 0:
 		h.mixed = h.flip()
 	case 1:

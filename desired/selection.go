@@ -116,7 +116,9 @@ func (r *Resolver) belongs(choice *changetracker.Choice, lists *[listCount]list,
 	case localList:
 		return choice.Local(e)
 	case servingList:
-		return serves(e)
+		return serves(e) && !choice.Ends(e)
+	case listedList:
+		return !choice.Ends(e)
 	case hereList:
 		return r.mayBeHere(e) && (r.belongs(choice, lists, clusterList, e) || r.belongs(choice, lists, localList, e))
 	}
@@ -168,6 +170,8 @@ func unlessEqual(weights []uint16) []uint16 {
 func (r *Resolver) takeEdited(s *Service, state *changetracker.State) (anyEndpoint bool) {
 	endpoints := state.Endpoints(s.Name)
 	selection := r.edited(state, s.Port, endpoints)
+	choice, _ := state.For(r.Node).Choose(s.Name, nil)
+	endpoints = slices.DeleteFunc(slices.Clone(endpoints), func(e changetracker.Endpoint) bool { return choice.Ends(&e) })
 	var here []netip.AddrPort
 	for i := range selection.All {
 		if e := &selection.All[i]; r.mayBeHere(e) {

@@ -32,14 +32,15 @@ type Service struct {
 	// usual case. Port.Balancing is how an endpoint is chosen.
 	ClusterWeights, LocalWeights []uint16
 	// Serving are all endpoints that serve: ready or terminating, whatever traffic policy or
-	// topology select for new connections. Existing connections to them may continue.
+	// topology select for new connections. Existing connections to them may continue. With Port.Failover.End
+	// they are those of the group that serves.
 	Serving Endpoints
 	// Terminating says that Cluster or Local has endpoints that are not ready: they serve while they
 	// terminate, and there is no ready one, or an EditSelection has chosen them.
 	Terminating bool
-	// Listed are all endpoints of the EndpointSlices, whatever their conditions. They are set
-	// only for a TCP service port with Port.EndConnections: established connections to other
-	// endpoints end.
+	// Listed are all endpoints of the EndpointSlices, whatever their conditions; with Port.Failover.End those of
+	// the group that serves. They are set only for a TCP service port with Port.EndConnections: established
+	// connections to other endpoints end.
 	Listed Endpoints
 	// OnNode are the addresses of the endpoints that may be on this node, sorted, without
 	// duplicates: an endpoint is left out if a slice places it on another node and its address is

@@ -109,7 +109,8 @@ func (b *announcements) of(s *desired.Service) (list []Announcement) {
 
 func announcementsOf(view changetracker.View, s *desired.Service) (list []Announcement) {
 	isReadyHere := false
-	view.State().EachEndpoint(s.Name, func(e *changetracker.Endpoint) { isReadyHere = isReadyHere || e.Ready && view.Local(e) })
+	choice, _ := view.Choose(s.Name, nil)
+	view.State().EachEndpoint(s.Name, func(e *changetracker.Endpoint) { isReadyHere = isReadyHere || e.Ready && choice.Local(e) })
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
 		if f.Action == desired.Forward && f.VIP.IsValid() && (f.Scope != desired.ScopeLocal || isReadyHere) {

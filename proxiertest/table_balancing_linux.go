@@ -20,7 +20,16 @@ import (
 const annotationBalancing = "proxiertest/balancing"
 
 func balanced(b changetracker.Balancing) ServiceOption {
-	return func(s *v1.Service) { s.Annotations = map[string]string{annotationBalancing: b.String()} }
+	return annotated(annotationBalancing, b.String())
+}
+
+func annotated(name, value string) ServiceOption {
+	return func(s *v1.Service) {
+		if s.Annotations == nil {
+			s.Annotations = map[string]string{}
+		}
+		s.Annotations[name] = value
+	}
 }
 
 func chooseBalancing(p *changetracker.ServicePort, s *v1.Service) {
@@ -36,13 +45,21 @@ func weight(n int) EndpointOption {
 	return func(e *discovery.Endpoint) { e.Hostname = new("weight-" + strconv.Itoa(n)) }
 }
 
+// group makes an endpoint stand by while one of a lower group serves.
+func group(n int, at ...place) []endpoint {
+	return inCondition(func(e *discovery.Endpoint) { e.Hostname = new("group-" + strconv.Itoa(n)) }, at)
+}
+
 func chooseWeight(e *changetracker.Endpoint, api *discovery.Endpoint, _ *discovery.EndpointSlice) {
 	if api.Hostname == nil {
 		return
 	}
-	if text, ok := strings.CutPrefix(*api.Hostname, "weight-"); ok {
-		n, _ := strconv.Atoi(text)
-		e.Weight, e.Ready = uint16(n), e.Ready && n > 0
+	what, text, _ := strings.Cut(*api.Hostname, "-")
+	switch n, _ := strconv.Atoi(text); what {
+	case "weight":
+		e.Weight, e.Maintenance = uint16(n), n == 0
+	case "group":
+		e.Priority = uint8(n)
 	}
 }
 
@@ -85,6 +102,7 @@ func balancingScenarios(f Features) []scenario {
 		checks("PKT-90/affinity", "With weights and any policy, session affinity keeps a client at its endpoint.",
 			checkStickiness, sticky(longAffinity, []endpoint{{at: pod0, condition: weight(2)}, {at: pod1}, {at: remote0}}, least)),
 	}
+	all = append(all, failoverScenarios()...)
 	if !f.NoHash {
 		all = append(all,
 			plays("PKT-91",

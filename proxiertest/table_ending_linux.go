@@ -20,12 +20,10 @@ import (
 // annotationEnd sets ServicePort.EndConnections.
 const annotationEnd = "proxiertest/end-connections"
 
-func endsConnections() ServiceOption {
-	return func(s *v1.Service) { s.Annotations = map[string]string{annotationEnd: "true"} }
-}
+func endsConnections() ServiceOption { return annotated(annotationEnd, "true") }
 
 func chooseEnding(p *changetracker.ServicePort, s *v1.Service) {
-	p.EndConnections = s.Annotations[annotationEnd] != ""
+	p.EndConnections, p.Failover.End = s.Annotations[annotationEnd] != "", s.Annotations[annotationFailoverEnd] != ""
 }
 
 // endingScenarios are about connections to endpoints that are gone for good.

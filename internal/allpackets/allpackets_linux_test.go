@@ -14,7 +14,6 @@ import (
 	"go.uber.org/zap/zaptest"
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
@@ -169,7 +168,7 @@ func count(seen map[string]int, all []oracle.Outcome) {
 func start(t *testing.T, e engine, c *oracle.Cluster, ns *netns.NS) *proxier.Proxier {
 	config := proxier.Config{
 		Node: c.Node, NetNS: ns.Path(), DenyNodeExternalIPs: c.DenyNodeExternalIPs,
-		Tracker:    changetracker.ObjectOptions{StrictSourceRanges: c.StrictSourceRanges},
+		Tracker:    c.Tracker(),
 		Masquerade: proxier.Masquerade{All: c.MasqueradeAll, NodePodCIDRs: c.DetectsPods},
 		NodePorts:  proxier.NodePorts{Addresses: c.NodePortAddresses},
 	}

@@ -134,6 +134,9 @@ func (m *maker) service(name string, i int) *v1.Service {
 		proxiertest.LoadBalancer(vips...)(s)
 		proxiertest.SourceRanges(m.some("192.0.2.0/28", "192.0.2.0/24", "198.51.100.0/25", "10.244.2.0/24", "2001:db8::/124", "2001:db8:5::/64", "0.0.0.0/0")...)(s)
 	}
+	if m.IntN(4) == 0 {
+		oracle.SetFailover(s, pick(m, 0, 50, 100), m.IntN(2) == 0)
+	}
 	mode := v1.LoadBalancerIPModeProxy
 	switch m.IntN(24) {
 	case 0:
@@ -173,6 +176,9 @@ func (m *maker) slice(service string, family discovery.AddressType, i int) *disc
 		if m.IntN(3) == 0 {
 			condition := func() *bool { return pick(m, nil, new(true), new(false)) }
 			e.Conditions = discovery.EndpointConditions{Ready: condition(), Serving: condition(), Terminating: condition()}
+		}
+		if m.IntN(4) == 0 {
+			e.Hostname = pick(m, oracle.Group(1), oracle.Group(1), oracle.Group(2), oracle.Maintenance())
 		}
 		if m.IntN(3) == 0 {
 			e.Hints = &discovery.EndpointHints{ForZones: []discovery.ForZone{{Name: pick(m, "x", "y")}}}

@@ -60,7 +60,7 @@ type direct struct {
 
 func newDirect(t *testing.T, variant iptables.Variant, c *oracle.Cluster, ns *netns.NS) *direct {
 	t.Helper()
-	tracker, err := changetracker.New(changetracker.Options{ObjectOptions: changetracker.ObjectOptions{StrictSourceRanges: c.StrictSourceRanges}})
+	tracker, err := changetracker.New(changetracker.Options{ObjectOptions: c.Tracker()})
 	if err != nil {
 		t.Fatal(err)
 	}

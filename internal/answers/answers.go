@@ -202,14 +202,16 @@ type UsedEndpoint struct {
 type Endpoint struct {
 	Address string `json:"address"`
 	// State is "ready", "terminating" (and serving), "gone" (terminating and not serving),
-	// "ejected" (by an Override) or "not ready".
+	// "ejected" (by an Override), "maintenance" or "not ready".
 	State       string `json:"state"`
 	Ready       bool   `json:"ready"`
 	Serving     bool   `json:"serving"`
 	Terminating bool   `json:"terminating"`
 	Local       bool   `json:"local"`
 	// Weight is omitted if it is 1, the default.
-	Weight    uint16   `json:"weight,omitempty"`
+	Weight uint16 `json:"weight,omitempty"`
+	// Priority is the group of the endpoint; it is omitted if it is 0, the first one.
+	Priority  uint8    `json:"priority,omitempty"`
 	Node      string   `json:"node,omitempty"`
 	Zone      string   `json:"zone,omitempty"`
 	NodeHints []string `json:"nodeHints"`
@@ -242,6 +244,8 @@ type EndpointState struct {
 	State   string `json:"state"`
 	// Weight is omitted if it is 1, the default.
 	Weight uint16 `json:"weight,omitempty"`
+	// Priority is omitted if it is 0.
+	Priority uint8 `json:"priority,omitempty"`
 }
 
 // Explanation is the answer of explain.

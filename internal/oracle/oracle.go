@@ -238,7 +238,8 @@ func (o *oracle) acceptsNodePorts(a netip.Addr) bool {
 }
 
 func (o *oracle) decide(p *servicePort) (d Decision) {
-	endpoints := o.endpoints(p)
+	all := o.endpoints(p)
+	endpoints, end := serving(p, all)
 	internalLocal := ptr.Deref(p.service.Spec.InternalTrafficPolicy, "") == v1.ServiceInternalTrafficPolicyLocal
 	accessible := p.nodePort != 0 || len(p.loadBalancer)+len(p.external) > 0
 	externalLocal := accessible && p.service.Spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal
@@ -251,7 +252,10 @@ func (o *oracle) decide(p *servicePort) (d Decision) {
 		local := o.localEndpoints(endpoints)
 		d.Local, used = addresses(local), append(used, local...)
 	}
-	d.Serving = addresses(only(endpoints, func(e endpoint) bool { return e.ready || e.serving }))
+	if end {
+		all = endpoints
+	}
+	d.Serving = addresses(only(all, func(e endpoint) bool { return e.ready || e.serving }))
 	d.OnNode = o.onNode(used)
 	if spec := p.service.Spec; spec.SessionAffinity == v1.ServiceAffinityClientIP {
 		d.Affinity = time.Duration(*spec.SessionAffinityConfig.ClientIP.TimeoutSeconds) * time.Second
@@ -387,6 +391,8 @@ func (o *oracle) sourceRanges(p *servicePort) (restricted bool, ranges []netip.P
 type endpoint struct {
 	addr                        netip.AddrPort
 	ready, serving, terminating bool
+	maintenance                 bool
+	group                       int
 	node                        string
 	nodeHints, zoneHints        []string
 	slice                       *discovery.EndpointSlice
@@ -397,6 +403,9 @@ func newEndpoint(a netip.AddrPort, api *discovery.Endpoint, slice *discovery.End
 		addr: a, node: ptr.Deref(api.NodeName, ""), slice: slice, ready: ptr.Deref(api.Conditions.Ready, true),
 		serving: ptr.Deref(api.Conditions.Serving, true), terminating: ptr.Deref(api.Conditions.Terminating, false),
 	}
+	if e.group, e.maintenance = standing(api); e.maintenance { // TOP-22
+		e.ready, e.serving = false, e.ready || e.serving
+	}
 	for _, hint := range ptr.Deref(api.Hints, discovery.EndpointHints{}).ForNodes {
 		e.nodeHints = append(e.nodeHints, hint.Name)
 	}
@@ -406,7 +415,7 @@ func newEndpoint(a netip.AddrPort, api *discovery.Endpoint, slice *discovery.End
 	return e
 }
 
-func (e endpoint) draining() bool { return e.serving && e.terminating }
+func (e endpoint) draining() bool { return e.serving && e.terminating && !e.maintenance }
 
 // endpoints returns the endpoints of a service port, sorted by address, each as the slice with the best record has it.
 func (o *oracle) endpoints(p *servicePort) []endpoint {
@@ -454,6 +463,29 @@ func addresses(list []endpoint) (all []netip.AddrPort) {
 		all = append(all, e.addr)
 	}
 	return all
+}
+
+// serving: the endpoints of the first group of which enough are ready (TOP-21), or else one is, or else one serves
+// while it terminates (TOP-20). end says that nothing else goes on.
+func serving(p *servicePort, all []endpoint) (group []endpoint, end bool) {
+	share, end := failover(p.service)
+	isReady := func(e endpoint) bool { return e.ready }
+	for _, serves := range []func(list []endpoint) bool{
+		func(list []endpoint) bool {
+			expected := only(list, func(e endpoint) bool { return !e.terminating && !e.maintenance })
+			ready := only(list, isReady)
+			return len(ready) > 0 && 100*len(ready) >= share*len(expected)
+		},
+		func(list []endpoint) bool { return slices.ContainsFunc(list, isReady) },
+		func(list []endpoint) bool { return slices.ContainsFunc(list, endpoint.draining) },
+	} {
+		for n := range 256 {
+			if list := only(all, func(e endpoint) bool { return e.group == n }); serves(list) {
+				return list, end
+			}
+		}
+	}
+	return nil, false
 }
 
 // clusterEndpoints: the ready ones, or else those that still serve while they terminate

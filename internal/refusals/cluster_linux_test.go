@@ -63,7 +63,7 @@ func newCluster(t *testing.T, world *proxiertest.Topology, s setting) *oracle.Cl
 func config(world *proxiertest.Topology, c *oracle.Cluster) proxier.Config {
 	return proxier.Config{
 		Node: c.Node, NetNS: world.Node.NetNS(), DenyNodeExternalIPs: c.DenyNodeExternalIPs,
-		Tracker:    changetracker.ObjectOptions{StrictSourceRanges: c.StrictSourceRanges},
+		Tracker:    c.Tracker(),
 		Masquerade: proxier.Masquerade{All: c.MasqueradeAll, NodePodCIDRs: c.DetectsPods},
 		NodePorts:  proxier.NodePorts{Addresses: c.NodePortAddresses},
 	}

@@ -105,10 +105,10 @@ func inFull(family *desired.Resolved, name changetracker.ServicePortName) (p ans
 // uses.
 func exclusions(view changetracker.View, p *changetracker.ServicePort, endpoints []changetracker.Endpoint) []changetracker.Exclusion {
 	if !p.UsesClusterEndpoints() {
-		why, _ := changetracker.ExplainLocal(endpoints, view.Node())
+		why, _ := changetracker.ExplainLocal(p, endpoints, view.Node())
 		return why
 	}
-	why, _ := changetracker.ExplainCluster(endpoints, view.Node())
+	why, _ := changetracker.ExplainCluster(p, endpoints, view.Node())
 	return why
 }
 
@@ -126,7 +126,7 @@ func frontendOf(key desired.Key, f *desired.Frontend) answers.Frontend {
 func endpointOf(e *changetracker.Endpoint, local bool) answers.Endpoint {
 	return answers.Endpoint{
 		Address: e.Addr.String(), State: stateOf(e), Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating,
-		Local: local, Weight: e.Weight, Node: e.Node, Zone: e.Zone, NodeHints: listed(e.NodeHints), ZoneHints: listed(e.ZoneHints),
+		Local: local, Weight: e.Weight, Priority: e.Priority, Node: e.Node, Zone: e.Zone, NodeHints: listed(e.NodeHints), ZoneHints: listed(e.ZoneHints),
 	}
 }
 
@@ -140,6 +140,8 @@ func stateOf(e *changetracker.Endpoint) string {
 		return "gone"
 	case e.Ejected:
 		return "ejected"
+	case e.Maintenance:
+		return "maintenance"
 	default:
 		return "not ready"
 	}

@@ -44,6 +44,6 @@ func (h *handler) state(_ *http.Request, q query) (any, error) {
 
 func portState(port *changetracker.ServicePort, endpoints []changetracker.Endpoint) answers.ServicePortState {
 	return answers.ServicePortState{ServicePort: portText(port, endpoints), Endpoints: converted(endpoints, func(e changetracker.Endpoint) answers.EndpointState {
-		return answers.EndpointState{Address: e.Addr.String(), State: stateOf(&e), Weight: e.Weight}
+		return answers.EndpointState{Address: e.Addr.String(), State: stateOf(&e), Weight: e.Weight, Priority: e.Priority}
 	})}
 }

@@ -9,28 +9,41 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
+// tally counts the members of a group, in both lists, and those that do not fail.
+type tally struct{ cluster, local, healthy int }
+
 // choose returns which members to eject: members with a target that fails, of these the ejected
-// ones first, then the ones that have failed for longest, as far as the quotas of both lists
-// allow.
+// ones first, then the ones that have failed for longest, as far as the quotas of both lists of their
+// group allow. A group has no quota while another one can serve instead.
 func (s *servicePort) choose() map[*member]bool {
-	var inCluster, inLocal int
+	left, healthy := map[uint8]*tally{}, 0
 	var failing []*member
 	for _, m := range s.members {
-		inCluster, inLocal = inCluster+count(m.cluster), inLocal+count(m.local)
+		if left[m.group] == nil {
+			left[m.group] = &tally{}
+		}
+		g := left[m.group]
+		g.cluster, g.local, g.healthy = g.cluster+count(m.cluster), g.local+count(m.local), g.healthy+count(!m.target.failing)
+		healthy += count(!m.target.failing)
 		if m.target.failing {
 			failing = append(failing, m)
+		}
+	}
+	for _, g := range left {
+		if healthy == g.healthy {
+			g.cluster, g.local = s.policy.quota(g.cluster), s.policy.quota(g.local)
 		}
 	}
 	slices.SortStableFunc(failing, func(a, b *member) int {
 		return cmp.Or(count(b.set.Eject)-count(a.set.Eject), a.target.since.Compare(b.target.since), a.target.addr.Compare(b.target.addr))
 	})
-	cluster, local := s.policy.quota(inCluster), s.policy.quota(inLocal)
 	ejected := map[*member]bool{}
 	for _, m := range failing {
-		if m.cluster && cluster == 0 || m.local && local == 0 {
+		g := left[m.group]
+		if m.cluster && g.cluster == 0 || m.local && g.local == 0 {
 			continue
 		}
-		cluster, local = cluster-count(m.cluster), local-count(m.local)
+		g.cluster, g.local = g.cluster-count(m.cluster), g.local-count(m.local)
 		ejected[m] = true
 	}
 	return ejected

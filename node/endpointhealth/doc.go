@@ -20,7 +20,9 @@
 // and not before its time of ejection is over. This time doubles with each ejection, up to
 // CheckPolicy.MaxEjectFor, so that an endpoint which comes and goes does not make the data plane do
 // the same. Of each list of endpoints that frontends use (traffic policy Cluster, traffic policy
-// Local) at most CheckPolicy.MaxEjected is ejected, and never the last endpoint.
+// Local) at most CheckPolicy.MaxEjected is ejected, and never the last endpoint. Of a group of endpoints
+// (changetracker.Endpoint.Priority) all that fail are ejected while an endpoint of another group does not
+// fail: so that group serves instead. Groups that stand by are checked too.
 //
 // With CheckPolicy.SlowStart, a returning endpoint gets its share of new connections in steps, by
 // weight: meanwhile the weights of the service port's other endpoints are multiplied.

@@ -47,8 +47,9 @@ type servicePort struct {
 type member struct {
 	addr   netip.AddrPort
 	target *target
-	// cluster and local are the lists that have it, and that frontends use.
+	// cluster and local are the lists of its group that have it, and that frontends use.
 	cluster, local bool
+	group          uint8
 	// weight is what slices and hooks say. scaled means that the State may have the weight of an
 	// Override.
 	weight uint16
@@ -141,29 +142,34 @@ func (c *run) policyOf(s *servicePort) (policy CheckPolicy, ok bool, err error) 
 
 // setMembers takes over the endpoints of a service port.
 func (c *run) setMembers(s *servicePort, list []changetracker.Endpoint, node changetracker.Node, now time.Time) {
-	list = slices.Clone(list)
-	for i := range list {
-		if e := &list[i]; e.Ejected { // as it would be otherwise
+	groups := map[uint8][]changetracker.Endpoint{}
+	for _, e := range list {
+		if e.Ejected { // as it would be otherwise
 			e.Ready, e.Serving = !e.Terminating, true
 		}
+		groups[e.Priority] = append(groups[e.Priority], e)
 	}
-	selected := changetracker.Select(s.port, list, node)
 	before := s.members
-	s.members = make([]*member, 0, len(selected.All))
-	for i := range selected.All {
-		e := &selected.All[i]
-		m := find(before, e.Addr)
-		if m == nil {
-			m = &member{addr: e.Addr, weight: e.Weight, target: c.use(s, e.Addr, now)}
+	s.members = make([]*member, 0, len(list))
+	for group, list := range groups { // also those that stand by
+		selected := changetracker.Select(s.port, list, node)
+		for i := range selected.All {
+			e := &selected.All[i]
+			m := find(before, e.Addr)
+			if m == nil {
+				m = &member{addr: e.Addr, weight: e.Weight, target: c.use(s, e.Addr, now)}
+			}
+			m.cluster = s.port.UsesClusterEndpoints() && has(selected.Cluster, e.Addr)
+			m.local = s.port.UsesLocalEndpoints() && has(selected.Local, e.Addr)
+			m.group = group
+			m.read(e.Weight)
+			if m.set != (changetracker.Override{}) { // it ended if the endpoint was away meanwhile
+				c.changed = c.source.Tracker().Override(s.name, m.addr, m.set) || c.changed
+			}
+			s.members = append(s.members, m)
 		}
-		m.cluster = s.port.UsesClusterEndpoints() && has(selected.Cluster, e.Addr)
-		m.local = s.port.UsesLocalEndpoints() && has(selected.Local, e.Addr)
-		m.read(e.Weight)
-		if m.set != (changetracker.Override{}) { // it ended if the endpoint was away meanwhile
-			c.changed = c.source.Tracker().Override(s.name, m.addr, m.set) || c.changed
-		}
-		s.members = append(s.members, m)
 	}
+	slices.SortFunc(s.members, func(a, b *member) int { return a.addr.Compare(b.addr) })
 	for _, m := range before {
 		if find(s.members, m.addr) == nil {
 			c.release(s, m)

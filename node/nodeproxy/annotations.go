@@ -2,7 +2,9 @@ package nodeproxy
 
 import (
 	"errors"
+	"fmt"
 	"hash/maphash"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,6 +31,11 @@ const (
 
 	// endAnnotation ends TCP connections of a Service to endpoints that are gone, if it is "true".
 	endAnnotation = "serviceplane.io/end-connections"
+
+	// priorityAnnotation is the Priority of all endpoints of an EndpointSlice; the others are a Service's Failover.
+	priorityAnnotation      = "serviceplane.io/priority"
+	failoverShareAnnotation = "serviceplane.io/failover-share"
+	failoverEndAnnotation   = "serviceplane.io/failover-end"
 )
 
 // annotations reads annotations, and logs what it cannot read, once for each value. Hooks meet a value
@@ -67,17 +74,32 @@ func (a *annotations) ignore(of metav1.Object, name, value string, err error) {
 	a.log.Warn("annotation is ignored: its value is invalid", zap.String("object", object), zap.String("annotation", name), zap.String("value", readable(value)), zap.Error(short(err)))
 }
 
-// truth reads whether an annotation of a Service is true. ok is false if there is none that can be read.
-func (a *annotations) truth(s *v1.Service, name string) (is, ok bool) {
-	text, ok := s.Annotations[name]
+// truth reads whether an annotation is true. ok is false if there is none that can be read.
+func (a *annotations) truth(of metav1.Object, name string) (is, ok bool) {
+	return interpret(a, of, name, strconv.ParseBool)
+}
+
+// number reads a number from 0 to most.
+func (a *annotations) number(of metav1.Object, name string, most uint64) (n uint64, ok bool) {
+	return interpret(a, of, name, func(text string) (uint64, error) {
+		n, err := strconv.ParseUint(text, 10, 64)
+		if err == nil && n > most {
+			err = fmt.Errorf("want a number from 0 to %d", most)
+		}
+		return n, err
+	})
+}
+
+func interpret[T any](a *annotations, of metav1.Object, name string, parse func(string) (T, error)) (value T, ok bool) {
+	text, ok := of.GetAnnotations()[name]
 	if !ok {
-		return false, false
+		return value, false
 	}
-	is, err := strconv.ParseBool(text)
+	value, err := parse(text)
 	if err != nil {
-		a.ignore(s, name, text, err)
+		a.ignore(of, name, text, err)
 	}
-	return is, err == nil
+	return value, err == nil
 }
 
 // maxReadable is how many bytes of an annotation a line of the log has.
@@ -109,6 +131,10 @@ func short(err error) error {
 // service is a changetracker.Options.DecorateService.
 func (a *annotations) service(p *changetracker.ServicePort, s *v1.Service) {
 	p.EndConnections, _ = a.truth(s, endAnnotation)
+	p.Failover.End, _ = a.truth(s, failoverEndAnnotation)
+	if share, ok := a.number(s, failoverShareAnnotation, 100); ok {
+		p.Failover.Share = uint8(share)
+	}
 	if text, ok := s.Annotations[balancingAnnotation]; ok {
 		if err := p.Balancing.UnmarshalText([]byte(text)); err != nil {
 			a.ignore(s, balancingAnnotation, text, err)
@@ -149,17 +175,12 @@ func routerBalancing(scheduler, flags string) (b changetracker.Balancing, ok boo
 	}
 }
 
-// endpoint is a changetracker.Options.DecorateEndpoint. An endpoint of weight 0 gets no new
-// connections, and keeps those that it has.
+// endpoint is a changetracker.Options.DecorateEndpoint. An endpoint of weight 0 is in maintenance.
 func (a *annotations) endpoint(e *changetracker.Endpoint, _ *discovery.Endpoint, s *discovery.EndpointSlice) {
-	text, ok := s.Annotations[weightAnnotation]
-	if !ok {
-		return
+	if weight, ok := a.number(s, weightAnnotation, math.MaxUint16); ok {
+		e.Weight, e.Maintenance = uint16(weight), weight == 0
 	}
-	weight, err := strconv.ParseUint(text, 10, 16)
-	if err != nil {
-		a.ignore(s, weightAnnotation, text, err)
-		return
+	if priority, ok := a.number(s, priorityAnnotation, math.MaxUint8); ok {
+		e.Priority = uint8(priority)
 	}
-	e.Weight, e.Ready = uint16(weight), e.Ready && weight > 0
 }

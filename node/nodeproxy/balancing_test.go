@@ -1,6 +1,7 @@
 package nodeproxy
 
 import (
+	"strings"
 	"testing"
 
 	"go.uber.org/zap"
@@ -69,22 +70,55 @@ func TestAnAnnotationEndsConnections(t *testing.T) {
 	}
 }
 
-func TestAnnotationsGiveWeights(t *testing.T) {
-	for text, c := range map[string]struct {
-		weight uint16
-		ready  bool
-		lines  int
+func TestAnnotationsOfSlices(t *testing.T) {
+	ready := changetracker.Endpoint{Ready: true, Serving: true}
+	with := func(change func(*changetracker.Endpoint)) changetracker.Endpoint { e := ready; change(&e); return e }
+	for annotation, c := range map[string]struct {
+		want  changetracker.Endpoint
+		lines int
 	}{
-		"1": {1, true, 0}, "5": {5, true, 0}, "65535": {65535, true, 0}, "0": {0, false, 0}, "65536": {0, true, 1}, "-1": {0, true, 1}, "heavy": {0, true, 1},
+		weightAnnotation + "=1":       {with(func(e *changetracker.Endpoint) { e.Weight = 1 }), 0},
+		weightAnnotation + "=65535":   {with(func(e *changetracker.Endpoint) { e.Weight = 65535 }), 0},
+		weightAnnotation + "=0":       {with(func(e *changetracker.Endpoint) { e.Maintenance = true }), 0},
+		weightAnnotation + "=65536":   {ready, 1},
+		weightAnnotation + "=-1":      {ready, 1},
+		weightAnnotation + "=heavy":   {ready, 1},
+		priorityAnnotation + "=0":     {ready, 0},
+		priorityAnnotation + "=255":   {with(func(e *changetracker.Endpoint) { e.Priority = 255 }), 0},
+		priorityAnnotation + "=256":   {ready, 1},
+		priorityAnnotation + "=first": {ready, 1},
 	} {
-		t.Run(text, func(t *testing.T) {
+		t.Run(annotation, func(t *testing.T) {
 			log, logs := observer.New(zapcore.WarnLevel)
-			e := changetracker.Endpoint{Ready: true, Serving: true}
-			slice := proxiertest.Slice("test", "web", discovery.AddressTypeIPv4, func(s *discovery.EndpointSlice) { s.Annotations = annotated(weightAnnotation, text) })
-			newAnnotations(zap.New(log)).endpoint(&e, &discovery.Endpoint{}, slice)
-			if e.Weight != c.weight || e.Ready != c.ready || !e.Serving || logs.Len() != c.lines {
-				t.Errorf("weight %d, ready %t, serving %t, %d lines; want %d, %t, true, %d", e.Weight, e.Ready, e.Serving, logs.Len(), c.weight, c.ready, c.lines)
+			name, text, _ := strings.Cut(annotation, "=")
+			slice := proxiertest.Slice("test", "web", discovery.AddressTypeIPv4, func(s *discovery.EndpointSlice) { s.Annotations = annotated(name, text) })
+			got := ready
+			newAnnotations(zap.New(log)).endpoint(&got, &discovery.Endpoint{}, slice)
+			if !got.Equal(&c.want) || logs.Len() != c.lines {
+				t.Errorf("%v and %d lines, want %v and %d", &got, logs.Len(), &c.want, c.lines)
 			}
 		})
+	}
+}
+
+func TestAnnotationsOfFailover(t *testing.T) {
+	for texts, want := range map[string]struct {
+		failover changetracker.Failover
+		lines    int
+	}{
+		"50 true":    {changetracker.Failover{Share: 50, End: true}, 0},
+		"100 false":  {changetracker.Failover{Share: 100}, 0},
+		"101 true":   {changetracker.Failover{End: true}, 1},
+		"half maybe": {changetracker.Failover{}, 2},
+	} {
+		log, logs := observer.New(zapcore.WarnLevel)
+		share, end, _ := strings.Cut(texts, " ")
+		var p changetracker.ServicePort
+		newAnnotations(zap.New(log)).service(&p, proxiertest.Service("test", "web", func(s *v1.Service) {
+			s.Annotations = annotated(failoverShareAnnotation, share, failoverEndAnnotation, end)
+		}))
+		if p.Failover != want.failover || logs.Len() != want.lines {
+			t.Errorf("%s: %+v and %d lines, want %+v and %d", texts, p.Failover, logs.Len(), want.failover, want.lines)
+		}
 	}
 }

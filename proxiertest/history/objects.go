@@ -11,6 +11,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/serviceplane/serviceplane/changetracker"
+	"github.com/serviceplane/serviceplane/internal/oracle"
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
@@ -123,6 +124,8 @@ func (d dice) slice() *discovery.EndpointSlice {
 			options = append(options, proxiertest.Terminating())
 		case 1:
 			options = append(options, proxiertest.NotServing())
+		case 2:
+			options = append(options, func(e *discovery.Endpoint) { e.Hostname = oneOf(d, oracle.Group(1), oracle.Maintenance()) })
 		}
 		subnet := map[string]int{"here": 1, "there": 2}[node]
 		proxiertest.Endpoint(fmt.Sprintf(format, subnet, 1+d.IntN(30)), options...)(s)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/oracle"
 	"github.com/serviceplane/serviceplane/internal/poll"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxiertest"
@@ -100,6 +101,7 @@ func runCounting(ctx context.Context, plane, fresh Plane, steps []Event, patienc
 		objects: Objects{Services: map[string]*v1.Service{}, Slices: map[string]*discovery.EndpointSlice{}},
 	}
 	r.config = plane.Config()
+	r.config.Tracker.DecorateEndpoint = new(oracle.Cluster).Tracker().DecorateEndpoint
 	r.config.Runner = runner.Options{MinInterval: runner.Unlimited, Retry: runner.Backoff{Initial: time.Millisecond, Max: 20 * time.Millisecond}}
 	for i := range steps {
 		if err = r.step(ctx, &steps[i]); err != nil {

@@ -89,7 +89,7 @@ func choice(s *desired.Service, f *desired.Frontend, state *changetracker.State,
 		explain = changetracker.ExplainLocal
 	}
 	endpoints := state.Endpoints(s.Name)
-	why, _ := explain(endpoints, node)
+	why, _ := explain(s.Port, endpoints, node)
 	for i, reason := range why {
 		if reason != "" {
 			if c.LeftOut == nil {

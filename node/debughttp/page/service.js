@@ -109,7 +109,7 @@ function updateEndpoint(node, e) {
   setBadge(state, e.state, stateTone(e.state));
   setAttribute(node, "data-state", e.state);
   setText(used, e.used ? "used" : `no: ${e.excluded || "no frontend uses it"}`);
-  setText(where, [e.node, e.local ? "this node" : "", e.weight ? `weight ${e.weight}` : ""].filter(Boolean).join(" · "));
+  setText(where, [e.node, e.local ? "this node" : "", e.priority ? `group ${e.priority}` : "", e.weight ? `weight ${e.weight}` : ""].filter(Boolean).join(" · "));
   setText(zone, e.zone ?? "");
   setText(hints, [...e.nodeHints, ...e.zoneHints].map((hint) => `for ${hint}`).join(", "));
 }

@@ -8,7 +8,6 @@ import (
 	"net/url"
 	"os"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
@@ -61,17 +60,18 @@ func fieldsOf(s *answers.State) map[field]string {
 		set("load balancing", p.Balancing)
 		for i := range p.Endpoints {
 			e := &p.Endpoints[i]
-			set("endpoint "+e.Address, strings.TrimSpace(e.State+" "+weight(e)))
+			set("endpoint "+e.Address, e.State+beside("group", int(e.Priority))+beside("weight", int(e.Weight)))
 		}
 	}
 	return all
 }
 
-func weight(e *answers.EndpointState) string {
-	if e.Weight == 0 {
+// beside is a number that is not 0, with its name.
+func beside(name string, n int) string {
+	if n == 0 {
 		return ""
 	}
-	return fmt.Sprintf("weight %d", e.Weight)
+	return fmt.Sprintf(" %s %d", name, n)
 }
 
 // side is one of the States that are compared.

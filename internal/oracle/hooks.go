@@ -1,0 +1,61 @@
+package oracle
+
+import (
+	"fmt"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/serviceplane/serviceplane/changetracker"
+)
+
+// The API has no fields for groups of endpoints, maintenance and Failover. In a Cluster, the host name of an endpoint
+// stands for the first two, and an annotation of a Service for the last.
+const (
+	annotationFailover = "oracle/failover"
+	hostGroup          = "group-%d"
+	hostMaintenance    = "maintenance"
+)
+
+// Group is a host name: the endpoint is of a group.
+func Group(n int) *string { return new(fmt.Sprintf(hostGroup, n)) }
+
+// Maintenance is a host name: the endpoint is in maintenance.
+func Maintenance() *string { return new(hostMaintenance) }
+
+// SetFailover sets the Failover of a Service.
+func SetFailover(s *v1.Service, share int, end bool) {
+	if s.Annotations == nil {
+		s.Annotations = map[string]string{}
+	}
+	s.Annotations[annotationFailover] = fmt.Sprint(share, " ", end)
+}
+
+func failover(s *v1.Service) (share int, end bool) {
+	_, _ = fmt.Sscan(s.Annotations[annotationFailover], &share, &end) // without, both are zero
+	return share, end
+}
+
+func standing(e *discovery.Endpoint) (group int, maintenance bool) {
+	if e.Hostname == nil {
+		return 0, false
+	}
+	_, _ = fmt.Sscanf(*e.Hostname, hostGroup, &group)
+	return group, strings.HasPrefix(*e.Hostname, hostMaintenance)
+}
+
+// Tracker returns options with which a tracker reads what the Cluster has.
+func (c *Cluster) Tracker() changetracker.ObjectOptions {
+	return changetracker.ObjectOptions{
+		StrictSourceRanges: c.StrictSourceRanges,
+		DecorateService: func(p *changetracker.ServicePort, s *v1.Service) {
+			share, end := failover(s)
+			p.Failover = changetracker.Failover{Share: uint8(share), End: end}
+		},
+		DecorateEndpoint: func(e *changetracker.Endpoint, api *discovery.Endpoint, _ *discovery.EndpointSlice) {
+			group, maintenance := standing(api)
+			e.Priority, e.Maintenance = uint8(group), maintenance
+		},
+	}
+}
