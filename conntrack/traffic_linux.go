@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/serviceplane/serviceplane/desired"
@@ -279,21 +278,11 @@ func (t *traffic) unaccounted() (problem string) {
 // uncounted names a flowtable whose packets the kernel does not count, if there is one. A kernel without
 // flowtables has none.
 func (t *traffic) uncounted(ctx context.Context) (problem string) {
-	k, err := nft.Dial(t.netNS)
-	if err != nil {
+	flowtable := nft.FindFlowtable(ctx, t.netNS, func(flags uint32) bool { return flags&nft.FlowtableCounter == 0 })
+	if flowtable == "" {
 		return ""
 	}
-	defer func() { _ = k.Close() }()
-	b := nft.Batch{Family: unix.NFPROTO_UNSPEC}
-	b.ListFlowtables()
-	_ = k.Dump(ctx, &b, func() { problem = "" }, func(attrs []byte) {
-		if netlinkx.Uint32(netlinkx.Find(attrs, nft.FlowtableFlags))&nft.FlowtableCounter == 0 {
-			table, name := netlinkx.Find(attrs, nft.FlowtableTable), netlinkx.Find(attrs, nft.FlowtableName)
-			problem = fmt.Sprintf("flowtable %s of table %s has no counter, so the traffic in it is missing: let its program add one, or not use it",
-				netlinkx.String(name), netlinkx.String(table))
-		}
-	})
-	return problem
+	return flowtable + " has no counter, so the traffic in it is missing: let its program add one, or not use it"
 }
 
 // each calls do for each flow that is open.

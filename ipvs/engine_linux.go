@@ -165,6 +165,7 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 	if deps.LocalAddresses == nil {
 		deps.LocalAddresses = func(context.Context) ([]netip.Addr, error) { return otherAddresses(&config) }
 	}
+	deps.Surroundings = withFlowtables(config.NetNS, deps.Surroundings)
 	deps = nodedeps.Complete(config.Config, deps)
 	return lightdeps.Provider(config.Config, deps, func(family v1.IPFamily) (*engine, error) { return newEngine(config, family, deps) })
 }

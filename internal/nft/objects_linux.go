@@ -1,6 +1,13 @@
 package nft
 
-import "golang.org/x/sys/unix"
+import (
+	"context"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/serviceplane/serviceplane/internal/netlinkx"
+)
 
 // Attributes of linux/netfilter/nf_tables.h that package unix does not have.
 const (
@@ -74,6 +81,25 @@ func (b *Batch) ReplaceTable() {
 func (b *Batch) ListFlowtables() {
 	b.Start(unix.NFT_MSG_GETFLOWTABLE, unix.NLM_F_DUMP, "list", "flowtables")
 	b.End()
+}
+
+// FindFlowtable describes a flowtable of a network namespace whose flags are wanted, of any table. It is empty if
+// there is none; a kernel without flowtables has none.
+func FindFlowtable(ctx context.Context, netNS string, wanted func(flags uint32) bool) (text string) {
+	k, err := Dial(netNS)
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = k.Close() }()
+	b := Batch{Family: unix.NFPROTO_UNSPEC}
+	b.ListFlowtables()
+	_ = k.Dump(ctx, &b, func() { text = "" }, func(attrs []byte) {
+		if wanted(netlinkx.Uint32(netlinkx.Find(attrs, FlowtableFlags))) {
+			table, name := netlinkx.Find(attrs, FlowtableTable), netlinkx.Find(attrs, FlowtableName)
+			text = fmt.Sprintf("flowtable %s of table %s", netlinkx.String(name), netlinkx.String(table))
+		}
+	})
+	return text
 }
 
 // Hook makes a chain a base chain.
