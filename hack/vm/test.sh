@@ -95,7 +95,7 @@ runs() {
     else
       echo './ebpf -tags=vm -run=^TestUnderLockdown$|^TestUDP'
     fi
-    echo './ipvs -tags=vm -run=TestPackets$|TestAffinityEnds -skip=/spreading'
+    echo './ipvs -tags=vm -run=TestPackets$|TestAffinityEnds|TestAFlowtable -skip=/spreading'
     echo './internal/nftables -tags=vm -run=FastPath|Devices'
     echo './nftables -tags=vm -run=TestEstablishedFlows|TestStaleFlows|TestTheFastPathThroughTunnels|TestPacketsBesideAFlowtable'
     ;;

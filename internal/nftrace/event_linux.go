@@ -38,34 +38,42 @@ func parse(m netlinkx.Message) (e event, ok bool) {
 	var ports [2]uint16
 	for typ, value := range netlinkx.Attributes(attrs) {
 		switch typ {
-		case traceTable:
-			e.Table = netlinkx.String(value)
-		case traceChain:
-			e.Chain = netlinkx.String(value)
-		case traceHandle:
-			e.Handle = netlinkx.Uint64(value)
-		case traceID:
-			e.id = netlinkx.Uint32(value)
 		case traceHeader:
 			source, destination = addresses(value)
 		case traceTransport:
 			ports = portsOf(value)
-		case traceOutputType:
-			e.loopback = len(value) == 2 && binary.BigEndian.Uint16(value) == unix.ARPHRD_LOOPBACK
-		case traceCtState:
-			e.state = nftext.ConnectionState(netlinkx.Uint32(value))
-		case traceType:
-			e.Policy = netlinkx.Uint32(value) == typePolicy
-		case tracePolicy:
-			e.Verdict = nftext.Verdict(netlinkx.Uint32(value), "")
-		case traceResult:
-			e.Verdict = nftext.VerdictOf(value)
+		default:
+			e.read(typ, value)
 		}
 	}
 	if destination.IsValid() {
 		e.source, e.destination = netip.AddrPortFrom(source, ports[0]), netip.AddrPortFrom(destination, ports[1])
 	}
 	return e, true
+}
+
+// read takes over an attribute that stands for itself.
+func (e *event) read(typ uint16, value []byte) {
+	switch typ {
+	case traceTable:
+		e.Table = netlinkx.String(value)
+	case traceChain:
+		e.Chain = netlinkx.String(value)
+	case traceHandle:
+		e.Handle = netlinkx.Uint64(value)
+	case traceID:
+		e.id = netlinkx.Uint32(value)
+	case traceOutputType:
+		e.loopback = len(value) == 2 && binary.BigEndian.Uint16(value) == unix.ARPHRD_LOOPBACK
+	case traceCtState:
+		e.state = nftext.ConnectionState(netlinkx.Uint32(value))
+	case traceType:
+		e.Policy = netlinkx.Uint32(value) == typePolicy
+	case tracePolicy:
+		e.Verdict = nftext.Verdict(netlinkx.Uint32(value), "")
+	case traceResult:
+		e.Verdict = nftext.VerdictOf(value)
+	}
 }
 
 func familyNumber(name string) byte {
