@@ -1,7 +1,6 @@
 package changetracker
 
 import (
-	"cmp"
 	"slices"
 
 	"github.com/serviceplane/serviceplane/internal/sorted"
@@ -90,7 +89,7 @@ type Choice struct {
 
 func (s *summary) choice(p *ServicePort, node *Node) Choice {
 	group := s.serving(p.Failover)
-	anyServes := group.isReady() || group.drains()
+	anyServes := group.rank(p.Failover) > 0
 	return Choice{
 		Any: anyServes, cluster: group.clusterRule(node), local: group.localRule(node),
 		ends: anyServes && p.Failover.End, node: node.Name, zone: node.Zone, sum: *s,
@@ -187,28 +186,29 @@ func (s *summary) changeable() summary {
 	return c
 }
 
-// find returns the first group for which has is true, or nil.
-func (s *summary) find(has func(*group) bool) *group {
-	if has(&s.first) {
-		return &s.first
-	}
-	if i := slices.IndexFunc(s.others, func(g group) bool { return has(&g) }); i >= 0 {
-		return &s.others[i]
-	}
-	return nil
-}
-
 // serving returns the group that serves: see Failover. Without endpoints it is the first one.
 func (s *summary) serving(f Failover) *group {
-	if len(s.others) == 0 {
-		return &s.first
+	best := &s.first
+	for i := range s.others {
+		if g := &s.others[i]; g.rank(f) > best.rank(f) {
+			best = g
+		}
 	}
-	suffices := func(g *group) bool { return g.ready > 0 && g.ready*maxShare >= int(f.Share)*g.expected }
-	return cmp.Or(s.find(suffices), s.find((*group).isReady), s.find((*group).drains), &s.first)
+	return best
 }
 
-func (g *group) isReady() bool { return g.ready > 0 }
-func (g *group) drains() bool  { return g.draining > 0 }
+// rank says how well a group can serve; 0 is not at all.
+func (g *group) rank(f Failover) int {
+	switch {
+	case g.ready > 0 && g.ready*maxShare >= int(f.Share)*g.expected:
+		return 3
+	case g.ready > 0:
+		return 2
+	case g.draining > 0:
+		return 1
+	}
+	return 0
+}
 
 // count adds an endpoint n times.
 func (g *group) count(e *Endpoint, node *Node, n int) {

@@ -32,12 +32,12 @@ func faults() []fault {
 		{"changetracker/endpoint.go", "every endpoint that serves counts as terminating", `return e.Serving && e.Terminating && !e.Maintenance }`, `return e.Serving && !e.Maintenance }`},
 		{"changetracker/endpoint.go", "an endpoint in maintenance that terminates gets connections", `return e.Serving && e.Terminating && !e.Maintenance }`, `return e.Serving && e.Terminating }`},
 		{"changetracker/merge.go", "of an address in several slices, the last one counts", `best[last] = best[last].better(r)`, `best[last] = r`},
-		{"changetracker/select.go", "with terminating endpoints only, a Service counts as one without endpoints", `anyServes := group.isReady() || group.drains()`, `anyServes := group.isReady()`},
+		{"changetracker/select.go", "with terminating endpoints only, a Service counts as one without endpoints", `anyServes := group.rank(p.Failover) > 0`, `anyServes := group.rank(p.Failover) > 1`},
 		{"changetracker/select.go", "without ready endpoints, terminating ones are not used", `case g.ready == 0:`, `case g.ready < 0:`},
 		{"changetracker/select.go", "zone hints count although some endpoints have none", `case g.zoneHinted == g.ready && g.zoneMatched > 0:`, `case g.zoneMatched > 0:`},
 		{"changetracker/select.go", "one ready endpoint of the node is not enough for policy Local", `if g.readyLocal > 0 {`, `if g.readyLocal > 1 {`},
 		{"changetracker/select.go", "all groups get connections", `if e.Priority != r.group {`, `if r.group > 9 {`},
-		{"changetracker/select.go", "the last group serves", `cmp.Or(s.find(suffices),`, `cmp.Or(s.find(func(g *group) bool { return suffices(g) && g.priority > 0 }), s.find(suffices),`},
+		{"changetracker/select.go", "the last group serves", `g.rank(f) > best.rank(f)`, `g.rank(f) >= best.rank(f)`},
 		{"desired/selection.go", "flows to a group that serves no more stay although they are to end", `return serves(e) && !choice.Ends(e)`, `return serves(e)`},
 		{"changetracker/select.go", "policy Local uses the endpoints of all nodes", `case readyLocal:
 		return e.Ready && r.isLocal(e)`, `case readyLocal:
