@@ -104,6 +104,9 @@ type ServicePort struct {
 	// EndConnections ends TCP connections to endpoints that no EndpointSlice has any more; their
 	// clients would wait, some forever. The trackers leave it at false.
 	EndConnections bool
+	// KeepFlows lets flows of UDP stay with an endpoint that is only not ready: in a slice, not terminating, and
+	// not ejected. The trackers leave it at false: such flows get another endpoint.
+	KeepFlows bool
 	// Failover is about the groups of Endpoint.Priority.
 	Failover Failover
 	// FastPath lets the packets of established connections skip the node's rules, those of others
@@ -170,7 +173,7 @@ func (p *ServicePort) Equal(o *ServicePort) bool {
 
 func (p *ServicePort) equalPolicies(o *ServicePort) bool {
 	return p.DenyAllSources == o.DenyAllSources && p.SessionAffinity == o.SessionAffinity &&
-		p.Balancing == o.Balancing && p.MaxSlots == o.MaxSlots && p.EndConnections == o.EndConnections && p.Failover == o.Failover && p.FastPath == o.FastPath &&
+		p.Balancing == o.Balancing && p.MaxSlots == o.MaxSlots && p.EndConnections == o.EndConnections && p.KeepFlows == o.KeepFlows && p.Failover == o.Failover && p.FastPath == o.FastPath &&
 		p.InternalPolicyLocal == o.InternalPolicyLocal && p.ExternalPolicyLocal == o.ExternalPolicyLocal
 }
 

@@ -269,6 +269,9 @@ func (w *world) service(name string) *v1.Service {
 	if w.below(3) == 1 {
 		oracle.SetFailover(s, oneOf(w.choices, 0, 50, 100), w.below(2) == 1)
 	}
+	if w.below(4) == 1 {
+		oracle.SetKeepFlows(s)
+	}
 	switch w.below(12) {
 	case 1:
 		proxiertest.Headless()(s)

@@ -39,6 +39,7 @@ func TestOneWalkDecidesAsSelect(t *testing.T) {
 		if _, err := tracker.Services.Set(webName.NamespacedName, port); err != nil {
 			t.Fatal(err)
 		}
+		port.KeepFlows = random.IntN(3) == 0
 		port.Failover = changetracker.Failover{Share: uint8(50 * random.IntN(3)), End: random.IntN(2) == 0}
 		// Some seeds have no ready endpoints, or no hints, or equal weights, or one group.
 		groups, ready, hints, weights := 1+random.IntN(3), random.IntN(3), random.IntN(2), uint16(1+random.IntN(2))
@@ -132,6 +133,7 @@ func (h *randomHuge) change() {
 	case 12:
 		h.grouped = h.flip()
 	case 13:
+		h.port.KeepFlows = h.flip()
 		h.port.Failover = changetracker.Failover{Share: uint8(50 * h.IntN(3)), End: h.flip()}
 	case 0:
 		h.mixed = h.flip()

@@ -25,7 +25,7 @@ func (t *selected) continues(since *selected) bool {
 		return false
 	}
 	p, was := t.service.Port, since.service.Port
-	return t.choice.SameRules(&since.choice) && t.service.EndsConnections() == since.service.EndsConnections() &&
+	return t.choice.SameRules(&since.choice) && t.service.EndsConnections() == since.service.EndsConnections() && p.KeepFlows == was.KeepFlows &&
 		p.UsesClusterEndpoints() == was.UsesClusterEndpoints() && p.UsesLocalEndpoints() == was.UsesLocalEndpoints()
 }
 
@@ -55,7 +55,7 @@ func (r *Resolver) setEndpoints(s *Service, state *changetracker.State, since se
 	lists[servingList] = list{wanted: !servingIsCluster, was: was.Serving, size: all}
 	lists[listedList] = list{wanted: s.EndsConnections(), was: was.Listed, size: all}
 	lists[hereList] = list{wanted: true, was: since.here}
-	r.follow(&since.choice, choice, &lists)
+	r.follow(s.Port, &since.choice, choice, &lists)
 	s.Cluster, s.Local, s.Serving, s.Listed = lists[clusterList].now, lists[localList].now, lists[servingList].now, lists[listedList].now
 	if servingIsCluster {
 		s.Serving = s.Cluster
@@ -87,11 +87,11 @@ type list struct {
 }
 
 // follow sets lists for a Choice from the lists for an earlier one.
-func (r *Resolver) follow(since, choice *changetracker.Choice, lists *[listCount]list) {
+func (r *Resolver) follow(p *changetracker.ServicePort, since, choice *changetracker.Choice, lists *[listCount]list) {
 	choice.Changes(since, func(before, after *changetracker.Endpoint) {
 		for which := range lists {
-			was := before != nil && r.belongs(choice, lists, which, before)
-			if is := after != nil && r.belongs(choice, lists, which, after); was != is {
+			was := before != nil && r.belongs(p, choice, lists, which, before)
+			if is := after != nil && r.belongs(p, choice, lists, which, after); was != is {
 				lists[which].edit(cmp.Or(before, after).Addr, was)
 			}
 		}
@@ -106,7 +106,7 @@ func (r *Resolver) follow(since, choice *changetracker.Choice, lists *[listCount
 }
 
 // belongs reports whether an endpoint belongs into a list.
-func (r *Resolver) belongs(choice *changetracker.Choice, lists *[listCount]list, which int, e *changetracker.Endpoint) bool {
+func (r *Resolver) belongs(p *changetracker.ServicePort, choice *changetracker.Choice, lists *[listCount]list, which int, e *changetracker.Endpoint) bool {
 	if !lists[which].wanted {
 		return false
 	}
@@ -116,11 +116,11 @@ func (r *Resolver) belongs(choice *changetracker.Choice, lists *[listCount]list,
 	case localList:
 		return choice.Local(e)
 	case servingList:
-		return serves(e) && !choice.Ends(e)
+		return holds(p, e) && !choice.Ends(e)
 	case listedList:
 		return !choice.Ends(e)
 	case hereList:
-		return r.mayBeHere(e) && (r.belongs(choice, lists, clusterList, e) || r.belongs(choice, lists, localList, e))
+		return r.mayBeHere(e) && (r.belongs(p, choice, lists, clusterList, e) || r.belongs(p, choice, lists, localList, e))
 	}
 	return true
 }
@@ -188,7 +188,8 @@ func (r *Resolver) takeEdited(s *Service, state *changetracker.State) (anyEndpoi
 		s.Terminating = s.Terminating || slices.ContainsFunc(selection.Local, unready)
 	}
 	selected, _ := scopeOf(selection.All) // a hook may have added some
-	s.Serving = EndpointsOf(append(Serving(endpoints), selected.Slice()...)...)
+	holding, _ := scopeOf(slices.DeleteFunc(slices.Clone(endpoints), func(e changetracker.Endpoint) bool { return !holds(s.Port, &e) }))
+	s.Serving = EndpointsOf(append(holding.Slice(), selected.Slice()...)...)
 	if s.EndsConnections() {
 		s.Listed, _ = scopeOf(endpoints)
 	}
@@ -238,6 +239,11 @@ func canonical(p *changetracker.ServicePort, list []changetracker.Endpoint) []ch
 
 // serves reports whether existing flows to an endpoint may continue.
 func serves(e *changetracker.Endpoint) bool { return e.Ready || e.Serving }
+
+// holds is serves with the wish of a service port.
+func holds(p *changetracker.ServicePort, e *changetracker.Endpoint) bool {
+	return serves(e) || p.KeepFlows && !e.Terminating && !e.Ejected
+}
 
 // scopeOf returns the addresses and weights of endpoints, which are sorted.
 func scopeOf(endpoints []changetracker.Endpoint) (Endpoints, []uint16) {

@@ -32,8 +32,8 @@ type Service struct {
 	// usual case. Port.Balancing is how an endpoint is chosen.
 	ClusterWeights, LocalWeights []uint16
 	// Serving are all endpoints that serve: ready or terminating, whatever traffic policy or
-	// topology select for new connections. Existing connections to them may continue. With Port.Failover.End
-	// they are those of the group that serves.
+	// topology select for new connections. Existing connections to them may continue. With Port.KeepFlows,
+	// endpoints that are only not ready belong to them; with Port.Failover.End, only the group that serves does.
 	Serving Endpoints
 	// Terminating says that Cluster or Local has endpoints that are not ready: they serve while they
 	// terminate, and there is no ready one, or an EditSelection has chosen them.

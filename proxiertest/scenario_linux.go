@@ -63,9 +63,9 @@ func (sc scenario) in(families ...v1.IPFamily) scenario {
 	return sc
 }
 
-// needing sets the field of proxier.Deps that must not be nil.
-func (sc scenario) needing(dep string) scenario {
-	sc.needs = dep
+// needingConntrack says that Conntrack of proxier.Deps must not be nil.
+func (sc scenario) needingConntrack() scenario {
+	sc.needs = "Conntrack"
 	return sc
 }
 

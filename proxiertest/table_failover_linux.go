@@ -32,7 +32,7 @@ func failoverScenarios() []scenario {
 		packets("PKT-98/maintenance", "If the first group is in maintenance, the next one serves.", setupDefault,
 			using(nil, inCondition(weight(0), []place{pod1}), group(1, pod0)), every(everybody, to, answeredBy(pod0))),
 		plays("PKT-98/end", "If a Service asks for it, connections to a group end when it serves no more; otherwise they stay.", playFailover,
-			backed(nil, endsAtFailover()...), backed(nil)).needing("Conntrack"),
+			backed(nil, endsAtFailover()...), backed(nil)).needingConntrack(),
 	}
 }
 

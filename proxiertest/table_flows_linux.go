@@ -25,9 +25,11 @@ func flowScenarios(f Features) []scenario {
 		plays("PKT-80", "No change of a Service or of its endpoints breaks an established connection.",
 			playEstablished, service{external: true, endpoints: ready(pod1)}),
 		plays("PKT-81", "A UDP client that continues to send keeps its endpoint while that serves, and then gets another one.",
-			follow, service{external: true, endpoints: ready(pod1)}).needing("Conntrack"),
+			follow, service{external: true, endpoints: ready(pod1)}).needingConntrack(),
+		plays("PKT-81/kept", "If a Service asks for it, a UDP client keeps its endpoint while that is only not ready.",
+			playKept, service{external: true, endpoints: ready(pod1), options: []ServiceOption{annotated(annotationKeepFlows, "true")}}).needingConntrack(),
 		plays("PKT-85", "Changes of a Service apply to a UDP client that sends and gets no answer as to a new client.",
-			playOneWay, service{external: true, podPort: silentPort, endpoints: ready(pod1)}).needing("Conntrack"),
+			playOneWay, service{external: true, podPort: silentPort, endpoints: ready(pod1)}).needingConntrack(),
 	}
 }
 
@@ -69,6 +71,27 @@ func (s *stage) follow(ctx context.Context, t *testing.T, both, four []probe) {
 	}
 	s.publish(ctx, t)
 	s.allFollow(ctx, t, flows, "deleted", "")
+}
+
+// annotationKeepFlows sets ServicePort.KeepFlows.
+const annotationKeepFlows = "proxiertest/keep-flows"
+
+func playKept(ctx context.Context, t *testing.T, s *stage) {
+	t.Helper()
+	flows := s.sockets(ctx, t, families(), ways()[1:]) // a connected socket of a pod may end instead
+	s.allFollow(ctx, t, flows, "begun", pod1)
+	for _, step := range []struct {
+		name      string
+		endpoints []endpoint
+		server    place
+	}{
+		{"not_ready", append(notServing(pod1), ready(remote0)...), pod1},
+		{"alone_and_not_ready", notServing(pod1), pod1},
+		{"gone", ready(remote0), remote0},
+	} {
+		s.publish(ctx, t, service{external: true, endpoints: step.endpoints, options: []ServiceOption{annotated(annotationKeepFlows, "true")}})
+		s.allFollow(ctx, t, flows, step.name, step.server)
+	}
 }
 
 func (s *stage) sync(ctx context.Context, t *testing.T) {

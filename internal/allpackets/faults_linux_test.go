@@ -38,7 +38,8 @@ func faults() []fault {
 		{"changetracker/select.go", "one ready endpoint of the node is not enough for policy Local", `if g.readyLocal > 0 {`, `if g.readyLocal > 1 {`},
 		{"changetracker/select.go", "all groups get connections", `if e.Priority != r.group {`, `if r.group > 9 {`},
 		{"changetracker/select.go", "the last group serves", `g.rank(f) > best.rank(f)`, `g.rank(f) >= best.rank(f)`},
-		{"desired/selection.go", "flows to a group that serves no more stay although they are to end", `return serves(e) && !choice.Ends(e)`, `return serves(e)`},
+		{"desired/selection.go", "flows to a group that serves no more stay although they are to end", `return holds(p, e) && !choice.Ends(e)`, `return holds(p, e)`},
+		{"desired/selection.go", "flows leave an endpoint that is only not ready although they are to stay", `return serves(e) || p.KeepFlows`, `return serves(e) || e.Ejected && p.KeepFlows`},
 		{"changetracker/select.go", "policy Local uses the endpoints of all nodes", `case readyLocal:
 		return e.Ready && r.isLocal(e)`, `case readyLocal:
 		return e.Ready`},

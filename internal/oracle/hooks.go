@@ -14,6 +14,7 @@ import (
 // stands for the first two, and an annotation of a Service for the last.
 const (
 	annotationFailover = "oracle/failover"
+	annotationKeep     = "oracle/keep-flows"
 	hostGroup          = "group-%d"
 	hostMaintenance    = "maintenance"
 )
@@ -26,10 +27,17 @@ func Maintenance() *string { return new(hostMaintenance) }
 
 // SetFailover sets the Failover of a Service.
 func SetFailover(s *v1.Service, share int, end bool) {
+	annotate(s, annotationFailover, fmt.Sprint(share, " ", end))
+}
+
+// SetKeepFlows sets KeepFlows of a Service.
+func SetKeepFlows(s *v1.Service) { annotate(s, annotationKeep, "true") }
+
+func annotate(s *v1.Service, name, value string) {
 	if s.Annotations == nil {
 		s.Annotations = map[string]string{}
 	}
-	s.Annotations[annotationFailover] = fmt.Sprint(share, " ", end)
+	s.Annotations[name] = value
 }
 
 func failover(s *v1.Service) (share int, end bool) {
@@ -51,6 +59,7 @@ func (c *Cluster) Tracker() changetracker.ObjectOptions {
 		StrictSourceRanges: c.StrictSourceRanges,
 		DecorateService: func(p *changetracker.ServicePort, s *v1.Service) {
 			share, end := failover(s)
+			p.KeepFlows = s.Annotations[annotationKeep] != ""
 			p.Failover = changetracker.Failover{Share: uint8(share), End: end}
 		},
 		DecorateEndpoint: func(e *changetracker.Endpoint, api *discovery.Endpoint, _ *discovery.EndpointSlice) {

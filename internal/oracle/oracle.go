@@ -255,7 +255,7 @@ func (o *oracle) decide(p *servicePort) (d Decision) {
 	if end {
 		all = endpoints
 	}
-	d.Serving = addresses(only(all, func(e endpoint) bool { return e.ready || e.serving }))
+	d.Serving = addresses(holding(p, all))
 	d.OnNode = o.onNode(used)
 	if spec := p.service.Spec; spec.SessionAffinity == v1.ServiceAffinityClientIP {
 		d.Affinity = time.Duration(*spec.SessionAffinityConfig.ClientIP.TimeoutSeconds) * time.Second
@@ -486,6 +486,12 @@ func serving(p *servicePort, all []endpoint) (group []endpoint, end bool) {
 		}
 	}
 	return nil, false
+}
+
+// holding: flows stay with what serves, and if the Service asks for it with what is only not ready (PKT-81).
+func holding(p *servicePort, all []endpoint) []endpoint {
+	keep := p.service.Annotations[annotationKeep] != ""
+	return only(all, func(e endpoint) bool { return e.ready || e.serving || keep && !e.terminating })
 }
 
 // clusterEndpoints: the ready ones, or else those that still serve while they terminate

@@ -32,6 +32,9 @@ const (
 	// endAnnotation ends TCP connections of a Service to endpoints that are gone, if it is "true".
 	endAnnotation = "serviceplane.io/end-connections"
 
+	// keepAnnotation lets UDP flows of a Service stay with endpoints that are only not ready, if it is "true".
+	keepAnnotation = "serviceplane.io/keep-flows"
+
 	// priorityAnnotation is the Priority of all endpoints of an EndpointSlice; the others are a Service's Failover.
 	priorityAnnotation      = "serviceplane.io/priority"
 	failoverShareAnnotation = "serviceplane.io/failover-share"
@@ -131,6 +134,7 @@ func short(err error) error {
 // service is a changetracker.Options.DecorateService.
 func (a *annotations) service(p *changetracker.ServicePort, s *v1.Service) {
 	p.EndConnections, _ = a.truth(s, endAnnotation)
+	p.KeepFlows, _ = a.truth(s, keepAnnotation)
 	p.Failover.End, _ = a.truth(s, failoverEndAnnotation)
 	if share, ok := a.number(s, failoverShareAnnotation, 100); ok {
 		p.Failover.Share = uint8(share)

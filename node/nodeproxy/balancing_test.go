@@ -55,17 +55,22 @@ func TestAnnotationsChooseThePolicy(t *testing.T) {
 	}
 }
 
-func TestAnAnnotationEndsConnections(t *testing.T) {
-	for text, c := range map[string]struct {
-		want  bool
-		lines int
-	}{"true": {true, 0}, "false": {false, 0}, "on": {false, 1}} {
-		log, logs := observer.New(zapcore.WarnLevel)
-		p := changetracker.ServicePort{}
-		b := newAnnotations(zap.New(log))
-		b.service(&p, proxiertest.Service("test", "web", func(s *v1.Service) { s.Annotations = annotated(endAnnotation, text) }))
-		if p.EndConnections != c.want || logs.Len() != c.lines {
-			t.Errorf("%s: %v and %d lines, want %v and %d", text, p.EndConnections, logs.Len(), c.want, c.lines)
+func TestAnnotationsThatAreTrue(t *testing.T) {
+	for annotation, of := range map[string]func(*changetracker.ServicePort) bool{
+		endAnnotation:  func(p *changetracker.ServicePort) bool { return p.EndConnections },
+		keepAnnotation: func(p *changetracker.ServicePort) bool { return p.KeepFlows },
+	} {
+		for text, c := range map[string]struct {
+			want  bool
+			lines int
+		}{"true": {true, 0}, "false": {false, 0}, "on": {false, 1}} {
+			log, logs := observer.New(zapcore.WarnLevel)
+			p := changetracker.ServicePort{}
+			b := newAnnotations(zap.New(log))
+			b.service(&p, proxiertest.Service("test", "web", func(s *v1.Service) { s.Annotations = annotated(annotation, text) }))
+			if of(&p) != c.want || logs.Len() != c.lines {
+				t.Errorf("%s=%s: %v and %d lines, want %v and %d", annotation, text, of(&p), logs.Len(), c.want, c.lines)
+			}
 		}
 	}
 }
