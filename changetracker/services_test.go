@@ -47,3 +47,23 @@ func TestEndpointsAloneTellWhichNodesHaveThem(t *testing.T) {
 		return nil, nil
 	})
 }
+
+// Without Services, one ready endpoint of a group is enough.
+func TestEndpointsAloneHaveGroups(t *testing.T) {
+	tracker, err := changetracker.NewEndpointChangeTracker(changetracker.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	web := types.NamespacedName{Namespace: "shop", Name: "web"}
+	name := changetracker.ServicePortName{NamespacedName: web, Port: "http", Protocol: v1.ProtocolTCP}
+	if _, err := tracker.Set(name, changetracker.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.1:80"), Node: "a", Priority: 1, Ready: true},
+		changetracker.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.2:80"), Node: "b", Priority: 2, Ready: true}); err != nil {
+		t.Fatal(err)
+	}
+	_ = tracker.Apply(v1.IPv4Protocol, func(delta changetracker.Delta) ([]changetracker.ServicePortName, error) {
+		if got := delta.After.Nodes(web); !slices.Equal(got, []string{"a"}) {
+			t.Errorf("Nodes = %v, want a", got)
+		}
+		return nil, nil
+	})
+}

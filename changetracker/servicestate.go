@@ -20,14 +20,15 @@ type endpointList = sorted.List[Endpoint]
 
 // serving returns the Priority of the group that serves.
 func (p *portState) serving() uint8 {
-	if p.port == nil {
-		return 0
-	}
 	var s summary
+	var f Failover
+	if p.port != nil {
+		f = p.port.Failover
+	}
 	for e := range p.endpoints.All {
 		s.count(e, &Node{}, 1)
 	}
-	return s.serving(p.port.Failover).priority
+	return s.serving(f).priority
 }
 
 func (p *portState) key() portKey { return p.name.key() }
