@@ -216,8 +216,7 @@ func (s *heldService) rebuildPort(service types.NamespacedName, key portKey, old
 	}
 	next.merged, next.aside = s.merge(key, old, t, limit)
 	if next.endpoints = next.merged; len(s.overrides[key]) > 0 {
-		local := next.port != nil && next.port.UsesLocalEndpoints()
-		next.endpoints = sorted.Of(s.overrides[key].apply(next.merged.Slice(), local))
+		next.endpoints = sorted.Of(s.overrides[key].apply(next.merged.Slice(), next.port))
 	}
 	return next
 }

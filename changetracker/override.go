@@ -13,7 +13,7 @@ type Override struct {
 	// in the State, but is neither Ready nor Serving. If that would leave the service port no ready
 	// endpoint although one is ready, or none that is usable, none of its endpoints is ejected: connections
 	// must not come back to endpoints that terminate. With a traffic policy Local, the same holds for the endpoints of
-	// a node on which one terminates.
+	// a node on which one terminates, in the group that serves.
 	Eject bool
 	// Maintenance sets Endpoint.Maintenance, also if no endpoint is left for new connections.
 	Maintenance bool
@@ -24,36 +24,50 @@ type Override struct {
 // overrides are those of one service port.
 type overrides map[netip.AddrPort]Override
 
-// apply returns the list itself if it changes nothing, and otherwise a changed copy. local means that some
-// frontend uses the endpoints of its node alone.
-func (o overrides) apply(list []Endpoint, local bool) []Endpoint {
+// apply returns the list itself if it changes nothing, and otherwise a changed copy. p may be nil.
+func (o overrides) apply(list []Endpoint, p *ServicePort) []Endpoint {
 	if len(o) == 0 {
 		return list
 	}
-	var all best
-	nodes := map[string]*best{}
-	for i := range list {
-		e := &list[i]
-		kept := !o[e.Addr].Eject && !o[e.Addr].Maintenance
-		all.add(e, kept)
-		if local {
-			if nodes[e.Node] == nil {
-				nodes[e.Node] = &best{}
-			}
-			nodes[e.Node].add(e, kept)
-		}
+	if p == nil {
+		p = &ServicePort{}
 	}
+	var all best
+	places := map[place]*best{}
+	var after summary // of all ejections
 	list = slices.Clone(list)
 	for i := range list {
 		e := &list[i]
 		own := o[e.Addr]
 		e.Weight, e.Maintenance = cmp.Or(own.Weight, e.Weight), e.Maintenance || own.Maintenance
 		e.tidy()
-		if on := nodes[e.Node]; own.Eject && all.stays() && (!local || !on.drains || on.stays()) {
+		on := place{e.Node, e.Priority}
+		if places[on] == nil {
+			places[on] = &best{}
+		}
+		all.add(e, !own.Eject)
+		places[on].add(e, !own.Eject)
+		if !own.Eject {
+			after.count(e, &Node{}, 1)
+		} else {
+			after.of(e.Priority).expected += count(!e.Terminating && !e.Maintenance)
+		}
+	}
+	serving := after.serving(p.Failover).priority
+	for i := range list {
+		e := &list[i]
+		on := places[place{e.Node, e.Priority}]
+		if o[e.Addr].Eject && all.stays() && (!p.UsesLocalEndpoints() || e.Priority != serving || !on.drains || on.stays()) {
 			e.Ready, e.Serving, e.Ejected = false, false, e.Usable()
 		}
 	}
 	return list
+}
+
+// place is where the endpoints are that a traffic policy Local takes.
+type place struct {
+	node  string
+	group uint8
 }
 
 // best is whether the best of some endpoints would stay if all that should be are ejected: a ready one if there is

@@ -267,3 +267,53 @@ func TestDecorateEndpointSeesTheSlice(t *testing.T) {
 		}
 	}
 }
+
+// A ready endpoint of a group that stands by is no reason to bring connections back to one that terminates.
+func TestOverrideOfTheLastEndpointOfAGroupOnANode(t *testing.T) {
+	for name, c := range map[string]struct {
+		others []Endpoint
+		want   bool // whether the only ready endpoint of group 0 on the node is ejected
+	}{
+		"its group serves on":    {[]Endpoint{{Addr: addrPort("10.0.0.3:80"), Node: "here", Priority: 1, Ready: true}, {Addr: addrPort("10.0.0.4:80"), Node: "there", Ready: true}}, false},
+		"another group will":     {[]Endpoint{{Addr: addrPort("10.0.0.3:80"), Node: "there", Priority: 1, Ready: true}}, true},
+		"another group on it":    {[]Endpoint{{Addr: addrPort("10.0.0.3:80"), Node: "here", Priority: 1, Ready: true}}, true},
+		"none terminates beside": {[]Endpoint{{Addr: addrPort("10.0.0.2:80"), Node: "there", Ready: true}}, true},
+	} {
+		tracker := mustTracker(t)
+		tracker.Services.Update(nil, webService(func(s *v1.Service) { s.Spec.InternalTrafficPolicy = new(v1.ServiceInternalTrafficPolicyLocal) }))
+		list := append([]Endpoint{{Addr: addrPort("10.0.0.1:80"), Node: "here", Ready: true}}, c.others...)
+		if name != "none terminates beside" {
+			list = append(list, Endpoint{Addr: addrPort("10.0.0.2:80"), Node: "here", Serving: true, Terminating: true})
+		}
+		if _, err := tracker.Endpoints.Set(http, list...); err != nil {
+			t.Fatal(err)
+		}
+		tracker.Override(http, addrPort("10.0.0.1:80"), Override{Eject: true})
+		state, _ := applyAll(t, tracker, v1.IPv4Protocol)
+		if got := state.Endpoints(http)[0].Ejected; got != c.want {
+			t.Errorf("%s: ejected %v, want %v", name, got, c.want)
+		}
+	}
+}
+
+// Maintenance by an Override is as maintenance by slices: the endpoint is no ready one that an ejection must leave.
+func TestOverridesOfMaintenanceAndEjection(t *testing.T) {
+	for _, byOverride := range []bool{false, true} {
+		tracker := mustTracker(t)
+		tracker.Services.Update(nil, webService())
+		ends := Endpoint{Serving: true, Terminating: true}
+		two, three := ends, ends
+		two.Addr, three.Addr = addrPort("10.0.0.2:80"), addrPort("10.0.0.3:80")
+		if _, err := tracker.Endpoints.Set(http, Endpoint{Addr: addrPort("10.0.0.1:80"), Ready: true, Maintenance: !byOverride}, two, three); err != nil {
+			t.Fatal(err)
+		}
+		if byOverride {
+			tracker.Override(http, addrPort("10.0.0.1:80"), Override{Maintenance: true})
+		}
+		tracker.Override(http, two.Addr, Override{Eject: true})
+		state, _ := applyAll(t, tracker, v1.IPv4Protocol)
+		if !state.Endpoints(http)[1].Ejected {
+			t.Errorf("maintenance by override %v: one of two that terminate is not ejected", byOverride)
+		}
+	}
+}
