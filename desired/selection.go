@@ -171,7 +171,8 @@ func (r *Resolver) takeEdited(s *Service, state *changetracker.State) (anyEndpoi
 	endpoints := state.Endpoints(s.Name)
 	selection := r.edited(state, s.Port, endpoints)
 	choice, _ := state.For(r.Node).Choose(s.Name, nil)
-	endpoints = slices.DeleteFunc(slices.Clone(endpoints), func(e changetracker.Endpoint) bool { return choice.Ends(&e) })
+	selected, _ := scopeOf(selection.All) // a hook may have added some, also of a group that does not serve
+	endpoints = slices.DeleteFunc(slices.Clone(endpoints), func(e changetracker.Endpoint) bool { return choice.Ends(&e) && !selected.Has(e.Addr) })
 	var here []netip.AddrPort
 	for i := range selection.All {
 		if e := &selection.All[i]; r.mayBeHere(e) {
@@ -187,7 +188,6 @@ func (r *Resolver) takeEdited(s *Service, state *changetracker.State) (anyEndpoi
 		s.Local, s.LocalWeights = scopeOf(selection.Local)
 		s.Terminating = s.Terminating || slices.ContainsFunc(selection.Local, unready)
 	}
-	selected, _ := scopeOf(selection.All) // a hook may have added some
 	holding, _ := scopeOf(slices.DeleteFunc(slices.Clone(endpoints), func(e changetracker.Endpoint) bool { return !holds(s.Port, &e) }))
 	s.Serving = EndpointsOf(append(holding.Slice(), selected.Slice()...)...)
 	if s.EndsConnections() {
