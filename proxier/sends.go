@@ -164,6 +164,7 @@ func (f *family) sendsTo(asked netip.AddrPort, now *programmed, had map[changetr
 		if had[name] == nil {
 			s, _ := now.resolved.Service(name)
 			add(s, nil)
+			all = append(all, standby(s, asked, now.state)...)
 		}
 	}
 	if f.can.Lingers != nil {
@@ -171,6 +172,19 @@ func (f *family) sendsTo(asked netip.AddrPort, now *programmed, had map[changetr
 			all = append(all, Sending{Endpoint: asked, Reason: why})
 		}
 	}
+	return all
+}
+
+// standby returns the ready endpoints that are not among those that serve because of Failover.End.
+func standby(s *desired.Service, asked netip.AddrPort, state *changetracker.State) (all []Sending) {
+	if s == nil || !s.Port.Failover.End {
+		return nil
+	}
+	state.EachEndpoint(s.Name, func(e *changetracker.Endpoint) {
+		if e.Ready && covers(asked, e.Addr) && !s.Serving.Has(e.Addr) {
+			all = append(all, sending(s, e.Addr, state, nil)...)
+		}
+	})
 	return all
 }
 

@@ -189,3 +189,29 @@ func (f *fixture) randomChange(dice *rand.Rand, refused map[string]bool) {
 		f.OnEndpointSliceAdd(proxiertest.Slice("test", name, discovery.AddressTypeIPv4, options...))
 	}
 }
+
+// A ready endpoint that stands by is programmed as one, also if connections to its group end: a pod that begins need not wait.
+func TestSendsOfAnEndpointThatStandsBy(t *testing.T) {
+	for _, end := range []bool{false, true} {
+		config := withoutRetries()
+		config.Tracker.DecorateService = func(p *changetracker.ServicePort, _ *v1.Service) { p.Failover.End = end }
+		config.Tracker.DecorateEndpoint = func(e *changetracker.Endpoint, _ *discovery.Endpoint, _ *discovery.EndpointSlice) {
+			e.Priority = e.Addr.Addr().As4()[3]
+		}
+		run(t, config, func(t *testing.T, f *fixture) {
+			f.OnServiceAdd(service("a", "10.96.0.1"))
+			f.OnEndpointSliceAdd(proxiertest.Slice("test", "a", discovery.AddressTypeIPv4, proxiertest.SlicePort("web", v1.ProtocolTCP, 8080),
+				proxiertest.Endpoint("10.0.0.0"), proxiertest.Endpoint("10.0.0.1"), proxiertest.Endpoint("10.0.0.2", proxiertest.Terminating())))
+			f.synced()
+			if err := f.Sync(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			for n, want := range []int{1, 1, 0} {
+				got := f.Sends(netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(n)}), 0))
+				if len(got) != want || want > 0 && (!got[0].Ready || (len(got[0].Frontends) > 0) != (n == 0)) {
+					t.Errorf("end %v: Sends of endpoint %d = %+v, want %d, ready, with frontends if it is the first", end, n, got, want)
+				}
+			}
+		})
+	}
+}
