@@ -9,12 +9,19 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// tally counts the members of a group, in both lists, and those that do not fail.
-type tally struct{ cluster, local, healthy int }
+// tally counts the members of a group, in both lists, and those that are ready and do not fail.
+type tally struct{ members, cluster, local, healthy, healthyLocal int }
+
+// serves reports whether a group serves without the endpoints that fail.
+func (g *tally) serves(elsewhere int, f changetracker.Failover) bool {
+	ready := g.healthy + elsewhere
+	return ready > 0 && ready*100 >= int(f.Share)*(g.members+elsewhere)
+}
 
 // choose returns which members to eject: members with a target that fails, of these the ejected
 // ones first, then the ones that have failed for longest, as far as the quotas of both lists of their
-// group allow. A group has no quota while another one can serve instead.
+// group allow. A group has no quota while another one can serve instead,
+// but the last local endpoint stays while the group serves on with endpoints of other nodes.
 func (s *servicePort) choose() map[*member]bool {
 	left, healthy := map[uint8]*tally{}, 0
 	var failing []*member
@@ -22,16 +29,20 @@ func (s *servicePort) choose() map[*member]bool {
 		if left[m.group] == nil {
 			left[m.group] = &tally{}
 		}
-		g := left[m.group]
-		g.cluster, g.local, g.healthy = g.cluster+count(m.cluster), g.local+count(m.local), g.healthy+count(!m.target.failing)
-		healthy += count(!m.target.failing)
+		g, ok := left[m.group], count(m.ready && !m.target.failing)
+		g.members, g.cluster, g.local = g.members+1, g.cluster+count(m.cluster), g.local+count(m.local)
+		g.healthy, g.healthyLocal = g.healthy+ok, g.healthyLocal+ok*count(m.local)
+		healthy += ok
 		if m.target.failing {
 			failing = append(failing, m)
 		}
 	}
-	for _, g := range left {
+	for group, g := range left {
 		if healthy == g.healthy {
-			g.cluster, g.local = s.policy.quota(g.cluster), s.policy.quota(g.local)
+			g.cluster = s.policy.quota(g.cluster)
+		}
+		if healthy == g.healthy || g.healthyLocal == 0 && g.serves(s.elsewhere[group], s.port.Failover) {
+			g.local = s.policy.quota(g.local)
 		}
 	}
 	slices.SortStableFunc(failing, func(a, b *member) int {

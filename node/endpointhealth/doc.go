@@ -22,7 +22,8 @@
 // the same. Of each list of endpoints that frontends use (traffic policy Cluster, traffic policy
 // Local) at most CheckPolicy.MaxEjected is ejected, and never the last endpoint. Of a group of endpoints
 // (changetracker.Endpoint.Priority) all that fail are ejected while an endpoint of another group does not
-// fail: so that group serves instead. Groups that stand by are checked too.
+// fail: so that group serves instead. But with a traffic policy Local, the last endpoint of the node stays while its
+// group serves on elsewhere. Groups that stand by are checked too.
 //
 // With CheckPolicy.SlowStart, a returning endpoint gets its share of new connections in steps, by
 // weight: meanwhile the weights of the service port's other endpoints are multiplied.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/node/endpointhealth"
+	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
 // hurried is a policy that finds a dead endpoint in less than 3 seconds.
@@ -58,7 +59,7 @@ func TestAGroupTakesOver(t *testing.T) {
 		expect(10*time.Second, "all answer", "[1 2 3]")
 		k.breaks(at(1), errHangs)
 		k.breaks(at(3), errSick)
-		expect(3*time.Second, "one of three answers", "[2]")
+		expect(4*time.Second, "one of three answers", "[2]") // two syncs, with a Pause between them
 		k.breaks(at(2), errHangs)
 		expect(3*time.Second, "none of the first group answers", "[4 5]")
 		k.breaks(at(4), errSick)
@@ -92,6 +93,65 @@ func TestAGroupThatFlapsChangesLittle(t *testing.T) {
 		}
 		if changes := len(slices.Compact(served)); changes < 3 || changes > 60 {
 			t.Errorf("%d changes of the group in 1,000 flaps, want 3 to 60", changes)
+		}
+	})
+}
+
+// A standby group is no reason to eject the last endpoint of the node, if its own group serves on with endpoints of
+// other nodes: the node would drop what the traffic policy Local sends there. If the group serves no more, it is.
+func TestTheLastLocalEndpointStaysWhileItsGroupServes(t *testing.T) {
+	inBubble(t, hurried, 0, func(k *kit) {
+		k.service("web", proxiertest.InternalPolicyLocal(), proxiertest.LoadBalancer("203.0.113.1"))
+		list := []changetracker.Endpoint{
+			{Addr: endpoint(1), Node: "here", Ready: true}, {Addr: endpoint(2), Node: "there", Ready: true},
+			{Addr: endpoint(3), Node: "here", Ready: true, Priority: 1},
+		}
+		if _, err := k.tracker.Endpoints.Set(webName(), list...); err != nil {
+			t.Fatal(err)
+		}
+		k.sync()
+		k.run()
+		local := func() (n int) {
+			selection, _ := k.Programmed(v1.IPv4Protocol).For(changetracker.Node{Name: "here"}).Select(webName())
+			return len(selection.Local)
+		}
+		k.breaks(at(1), errSick)
+		time.Sleep(10 * time.Second)
+		if got := local(); got != 1 {
+			t.Errorf("%d local endpoints while the group serves elsewhere, want the last one", got)
+		}
+		k.breaks(at(2), errSick)
+		time.Sleep(10 * time.Second)
+		if got := k.serving(); got != "[3]" {
+			t.Errorf("%s serve when the group fails, want the other group", got)
+		}
+	})
+}
+
+// A group of endpoints that terminate serves no group instead that has ready ones: the quota holds, and the Status says what
+// is ejected.
+func TestAGroupThatTerminatesIsNoReasonToEjectAll(t *testing.T) {
+	inBubble(t, hurried, 0, func(k *kit) {
+		var list []changetracker.Endpoint
+		for i := range 4 {
+			list = append(list, changetracker.Endpoint{Addr: endpoint(i + 1), Ready: true})
+			k.breaks(at(i+1), errSick)
+		}
+		list = append(list, changetracker.Endpoint{Addr: endpoint(5), Priority: 1, Serving: true, Terminating: true})
+		if _, err := k.tracker.Endpoints.Set(webName(), list...); err != nil {
+			t.Fatal(err)
+		}
+		k.sync()
+		k.run()
+		time.Sleep(10 * time.Second)
+		ejected := 0
+		for _, e := range k.Programmed(v1.IPv4Protocol).Endpoints(webName()) {
+			if e.Ejected {
+				ejected++
+			}
+		}
+		if said := k.checker.Status().Ejected; ejected != 2 || said != ejected {
+			t.Errorf("%d endpoints are ejected, Status says %d, want 2", ejected, said)
 		}
 	})
 }

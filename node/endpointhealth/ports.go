@@ -38,9 +38,10 @@ type servicePort struct {
 	checked   bool
 	refused   bool // its CheckPolicy
 	policy    CheckPolicy
-	members   []*member // sorted by address
-	timer     timer     // for the next step of a slow start
-	read      uint64    // the walk that saw it last
+	members   []*member     // sorted by address
+	elsewhere map[uint8]int // how many ready endpoints of a group are no members
+	timer     timer         // for the next step of a slow start
+	read      uint64        // the walk that saw it last
 }
 
 // member is an endpoint that the node may use for a service port.
@@ -49,6 +50,7 @@ type member struct {
 	target *target
 	// cluster and local are the lists of its group that have it, and that frontends use.
 	cluster, local bool
+	ready          bool
 	group          uint8
 	// weight is what slices and hooks say. scaled means that the State may have the weight of an
 	// Override.
@@ -150,9 +152,12 @@ func (c *run) setMembers(s *servicePort, list []changetracker.Endpoint, node cha
 		groups[e.Priority] = append(groups[e.Priority], e)
 	}
 	before := s.members
-	s.members = make([]*member, 0, len(list))
+	s.members, s.elsewhere = make([]*member, 0, len(list)), map[uint8]int{}
 	for group, list := range groups { // also those that stand by
 		selected := changetracker.Select(s.port, list, node)
+		for i := range list {
+			s.elsewhere[group] += count(list[i].Ready && !has(selected.All, list[i].Addr))
+		}
 		for i := range selected.All {
 			e := &selected.All[i]
 			m := find(before, e.Addr)
@@ -161,7 +166,7 @@ func (c *run) setMembers(s *servicePort, list []changetracker.Endpoint, node cha
 			}
 			m.cluster = s.port.UsesClusterEndpoints() && has(selected.Cluster, e.Addr)
 			m.local = s.port.UsesLocalEndpoints() && has(selected.Local, e.Addr)
-			m.group = group
+			m.group, m.ready = group, e.Ready
 			m.read(e.Weight)
 			if m.set != (changetracker.Override{}) { // it ended if the endpoint was away meanwhile
 				c.changed = c.source.Tracker().Override(s.name, m.addr, m.set) || c.changed
