@@ -172,16 +172,16 @@ func TestWhatIsExplained(t *testing.T) {
 			verdict: VerdictForward, service: "test/web:http", reason: "no endpoint is ready",
 		},
 		"the first group": {
-			endpoints: []changetracker.Endpoint{here, inGroup(there, 1)}, packet: packetTo("203.0.113.1:30080"),
+			endpoints: []changetracker.Endpoint{here, standby(there)}, packet: packetTo("203.0.113.1:30080"),
 			verdict: VerdictForward, service: "test/web:http", reason: "group 0 of several serves, with 1 of 1 endpoints ready: one ready endpoint is enough",
 		},
 		"the next group": {
-			endpoints: []changetracker.Endpoint{terminating(here), inGroup(there, 1)}, packet: packetTo("203.0.113.1:30080"),
+			endpoints: []changetracker.Endpoint{terminating(here), standby(there)}, packet: packetTo("203.0.113.1:30080"),
 			verdict: VerdictForward, service: "test/web:http", reason: "group 1 serves, with 1 of 1 endpoints ready; group 0 has 0 of 0: one ready endpoint is enough",
 		},
 		"a share of a group": {
 			change:    func(p *changetracker.ServicePort) { p.Failover.Share = 60 },
-			endpoints: []changetracker.Endpoint{here, inGroup(there, 1)}, packet: packetTo("203.0.113.1:30080"),
+			endpoints: []changetracker.Endpoint{here, standby(there)}, packet: packetTo("203.0.113.1:30080"),
 			verdict: VerdictForward, service: "test/web:http", reason: "60 % of its endpoints are enough",
 		},
 		"no endpoints": {packet: packetTo("203.0.113.1:30080"), verdict: VerdictReject, service: "test/web:http", reason: "no endpoint on any node"},
@@ -218,8 +218,8 @@ func TestWhatIsExplained(t *testing.T) {
 	}
 }
 
-func inGroup(e changetracker.Endpoint, priority uint8) changetracker.Endpoint {
-	e.Priority = priority
+func standby(e changetracker.Endpoint) changetracker.Endpoint {
+	e.Priority = 1
 	return e
 }
 

@@ -158,8 +158,8 @@ func TestExplainAgreesWithEditSelection(t *testing.T) {
 // Connections to an endpoint that a hook selects stay, also if its group stands by and Failover.End is set.
 func TestEditSelectionOfAGroupThatStandsBy(t *testing.T) {
 	ends := func(p *changetracker.ServicePort) { p.EndConnections, p.Failover.End = true, true }
-	standby := inGroup(remote(2), 1)
-	s, _ := resolve(t, Resolver{EditSelection: own([]changetracker.Endpoint{remote(1), standby}, nil, true)}, with(everywhere(), ends), remote(1), standby, inGroup(remote(3), 1))
+	second := standby(remote(2))
+	s, _ := resolve(t, Resolver{EditSelection: own([]changetracker.Endpoint{remote(1), second}, nil, true)}, with(everywhere(), ends), remote(1), second, standby(remote(3)))
 	if got, want := numbers(s.Cluster.Slice())+" "+numbers(s.Serving.Slice())+" "+numbers(s.Listed.Slice()), "1,2 1,2 1,2"; got != want {
 		t.Errorf("cluster, serving and listed are %q, want %q", got, want)
 	}

@@ -103,7 +103,8 @@ func TestTheLastLocalEndpointStaysWhileItsGroupServes(t *testing.T) {
 	inBubble(t, hurried, 0, func(k *kit) {
 		k.service("web", proxiertest.InternalPolicyLocal(), proxiertest.LoadBalancer("203.0.113.1"))
 		list := []changetracker.Endpoint{
-			{Addr: endpoint(1), Node: "here", Ready: true}, {Addr: endpoint(2), Node: "there", Ready: true},
+			{Addr: endpoint(1), Node: "here", Ready: true},
+			{Addr: endpoint(2), Node: "there", Ready: true},
 			{Addr: endpoint(3), Node: "here", Ready: true, Priority: 1},
 		}
 		if _, err := k.tracker.Endpoints.Set(webName(), list...); err != nil {

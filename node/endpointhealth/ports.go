@@ -164,10 +164,7 @@ func (c *run) setMembers(s *servicePort, list []changetracker.Endpoint, node cha
 			if m == nil {
 				m = &member{addr: e.Addr, weight: e.Weight, target: c.use(s, e.Addr, now)}
 			}
-			m.cluster = s.port.UsesClusterEndpoints() && has(selected.Cluster, e.Addr)
-			m.local = s.port.UsesLocalEndpoints() && has(selected.Local, e.Addr)
-			m.group, m.ready = group, e.Ready
-			m.read(e.Weight)
+			m.follow(s.port, e, &selected)
 			if m.set != (changetracker.Override{}) { // it ended if the endpoint was away meanwhile
 				c.changed = c.source.Tracker().Override(s.name, m.addr, m.set) || c.changed
 			}
@@ -181,6 +178,14 @@ func (c *run) setMembers(s *servicePort, list []changetracker.Endpoint, node cha
 		}
 	}
 	c.dirty[s] = struct{}{}
+}
+
+// follow takes over what is known of the endpoint.
+func (m *member) follow(p *changetracker.ServicePort, e *changetracker.Endpoint, selected *changetracker.Selection) {
+	m.cluster = p.UsesClusterEndpoints() && has(selected.Cluster, e.Addr)
+	m.local = p.UsesLocalEndpoints() && has(selected.Local, e.Addr)
+	m.group, m.ready = e.Priority, e.Ready
+	m.read(e.Weight)
 }
 
 // read takes over the weight in the State, unless it is one that an Override gave.
