@@ -47,11 +47,11 @@ func (o overrides) apply(list []Endpoint, p *ServicePort) []Endpoint {
 		}
 		all.add(e, !own.Eject)
 		places[on].add(e, !own.Eject)
-		if !own.Eject {
-			after.count(e, &Node{}, 1)
-		} else {
-			after.of(e.Priority).expected += count(!e.Terminating && !e.Maintenance)
+		then := *e
+		if own.Eject {
+			then.Ready, then.Serving = false, false
 		}
+		after.count(&then, &Node{}, 1)
 	}
 	serving := after.serving(p.Failover).priority
 	for i := range list {

@@ -57,7 +57,7 @@ const largest = 1 << 10
 // that becomes too small makes a step, and then the growth goes on as before: so 4n, 8n and 16n decide.
 func TestGrowth(t *testing.T) {
 	all := works()
-	for _, name := range chance.Some(t, len(all)/3, slices.Sorted(maps.Keys(all))...) {
+	for _, name := range chance.Some(t, len(all)/4, slices.Sorted(maps.Keys(all))...) {
 		w := all[name]
 		t.Run(name, func(t *testing.T) {
 			size := 32

@@ -25,10 +25,7 @@ func (k *kit) grouped(priorities ...uint8) {
 	for i, priority := range priorities {
 		list = append(list, changetracker.Endpoint{Addr: endpoint(i + 1), Ready: true, Serving: true, Priority: priority})
 	}
-	if _, err := k.tracker.Endpoints.Set(webName(), list...); err != nil {
-		k.t.Fatal(err)
-	}
-	k.sync()
+	k.set(list...)
 }
 
 // serving are the numbers of the endpoints that get new connections.
@@ -107,10 +104,7 @@ func TestTheLastLocalEndpointStaysWhileItsGroupServes(t *testing.T) {
 			{Addr: endpoint(2), Node: "there", Ready: true},
 			{Addr: endpoint(3), Node: "here", Ready: true, Priority: 1},
 		}
-		if _, err := k.tracker.Endpoints.Set(webName(), list...); err != nil {
-			t.Fatal(err)
-		}
-		k.sync()
+		k.set(list...)
 		k.run()
 		local := func() (n int) {
 			selection, _ := k.Programmed(v1.IPv4Protocol).For(changetracker.Node{Name: "here"}).Select(webName())
@@ -139,10 +133,7 @@ func TestAGroupThatTerminatesIsNoReasonToEjectAll(t *testing.T) {
 			k.breaks(at(i+1), errSick)
 		}
 		list = append(list, changetracker.Endpoint{Addr: endpoint(5), Priority: 1, Serving: true, Terminating: true})
-		if _, err := k.tracker.Endpoints.Set(webName(), list...); err != nil {
-			t.Fatal(err)
-		}
-		k.sync()
+		k.set(list...)
 		k.run()
 		time.Sleep(10 * time.Second)
 		ejected := 0

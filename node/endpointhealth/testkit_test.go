@@ -160,6 +160,12 @@ func (k *kit) weighted(weights ...uint16) {
 	for i, weight := range weights {
 		list = append(list, changetracker.Endpoint{Addr: endpoint(i + 1), Ready: true, Serving: true, Weight: weight})
 	}
+	k.set(list...)
+}
+
+// set gives web these endpoints.
+func (k *kit) set(list ...changetracker.Endpoint) {
+	k.t.Helper()
 	if _, err := k.tracker.Endpoints.Set(webName(), list...); err != nil {
 		k.t.Fatal(err)
 	}
