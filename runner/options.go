@@ -12,7 +12,9 @@ import (
 // defaults.
 type Options struct {
 	// MinInterval is the time in which the token bucket gains one token, counted from the
-	// end of a run. 0 means 50ms; Unlimited means no limit.
+	// end of a run. After a run that took longer than a tenth of MinInterval the time is ten times as long as the
+	// run, or 50ms if that is less: short runs follow each other soon, and longer ones leave time for all
+	// else. 0 means 10ms; Unlimited means no limit.
 	MinInterval time.Duration
 	// Gather is how long a run waits for further requests after each one, at most 2.5 times as long in all:
 	// what belongs together comes in several events, such as an endpoint that moves from one slice to
@@ -61,7 +63,9 @@ const (
 var ErrEnded = errors.New("runner has ended")
 
 const (
-	defaultMinInterval = 50 * time.Millisecond
+	defaultMinInterval = 10 * time.Millisecond
+	restFactor         = 10                    // so many times as long as a run is the interval after it,
+	longestRest        = 50 * time.Millisecond // up to this or MinInterval
 	defaultGather      = 2 * time.Millisecond
 	mostGathers        = 2.5 // so often a request may come within Gather
 	defaultBurst       = 2

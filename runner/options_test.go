@@ -55,7 +55,7 @@ func TestValidOptionsAreAccepted(t *testing.T) {
 
 func TestZeroFieldsTakeTheDocumentedDefaults(t *testing.T) {
 	want := Options{
-		MinInterval: 50 * time.Millisecond, Gather: 2 * time.Millisecond, Burst: 2, MaxInterval: time.Hour,
+		MinInterval: 10 * time.Millisecond, Gather: 2 * time.Millisecond, Burst: 2, MaxInterval: time.Hour,
 		Retry: Backoff{Initial: 100 * time.Millisecond, Max: 30 * time.Second, Factor: 2, Jitter: 0.2},
 	}
 	if got := (Options{}).WithDefaults(); got != want {

@@ -104,7 +104,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	for r.ready(ctx, pause, atOnce, limit) {
 		next, err := r.once(ctx)
 		now := time.Now()
-		limit.refillFrom(now)
+		limit.ran(now)
 		if failures++; err == nil {
 			failures = 0
 		}
@@ -235,16 +235,17 @@ func (r *Runner) call(ctx context.Context) (next time.Time, err error) {
 // bucket is a token bucket: a run takes a token, and the bucket gains one per interval
 // while no run is active. It measures tokens in time. Owned by the goroutine of Run.
 type bucket struct {
-	interval time.Duration // one token
-	capacity time.Duration
+	least    time.Duration // the interval after a short run; 0: no limit
+	interval time.Duration // one token, after the last run
+	burst    time.Duration // how many tokens it holds
 	tokens   time.Duration // at since
 	since    time.Time
+	began    time.Time // the run that is active, or was last
 }
 
-func newBucket(interval time.Duration, burst int) *bucket {
-	interval = max(interval, 0) // Unlimited
-	capacity := interval * time.Duration(burst)
-	return &bucket{interval: interval, capacity: capacity, tokens: capacity, since: time.Now()}
+func newBucket(least time.Duration, burst int) *bucket {
+	least = max(least, 0) // Unlimited
+	return &bucket{least: least, interval: least, burst: time.Duration(burst), tokens: least * time.Duration(burst), since: time.Now()}
 }
 
 // wait waits for a token, and reports false if ctx ends.
@@ -263,13 +264,25 @@ func (b *bucket) wait(ctx context.Context) bool {
 }
 
 func (b *bucket) level(now time.Time) time.Duration {
-	return min(b.tokens+now.Sub(b.since), b.capacity)
+	return min(b.tokens+now.Sub(b.since), b.interval*b.burst)
 }
 
-// take takes a token for a run. Call refillFrom when the run has ended.
-func (b *bucket) take() { b.tokens = b.level(time.Now()) - b.interval }
+// take takes a token for a run that begins. Call ran when the run, or a part of it, has ended.
+func (b *bucket) take() {
+	b.began = time.Now()
+	b.tokens = b.level(b.began) - b.interval
+}
 
-func (b *bucket) refillFrom(now time.Time) { b.since = now }
+// ran makes the interval fit the run. The bucket keeps as many tokens.
+func (b *bucket) ran(now time.Time) {
+	b.since = now
+	if b.least == 0 {
+		return
+	}
+	interval := max(b.least, min(restFactor*now.Sub(b.began), longestRest))
+	b.tokens = time.Duration(float64(b.tokens) * (float64(interval) / float64(b.interval)))
+	b.interval = interval
+}
 
 // Pause returns the pause after so many consecutive failures, at least 1. Zero fields do not count as
 // their defaults: see Options.WithDefaults.

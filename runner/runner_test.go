@@ -189,6 +189,52 @@ func TestTheIntervalBeginsWhenTheRunEnds(t *testing.T) {
 	})
 }
 
+// RUN-18: after a long run the interval is ten times as long as the run, parts included, and 50 ms at most.
+func TestALongRunIsFollowedByALongerPause(t *testing.T) {
+	for name, test := range map[string]struct {
+		options     Options
+		takes, want time.Duration
+		parts       int
+	}{
+		"short":                  {takes: time.Millisecond, parts: 1, want: 10 * time.Millisecond},
+		"longer":                 {takes: 3 * time.Millisecond, parts: 1, want: 30 * time.Millisecond},
+		"two parts":              {takes: time.Millisecond, parts: 2, want: 20 * time.Millisecond},
+		"long":                   {takes: time.Minute, parts: 1, want: 50 * time.Millisecond},
+		"beside a long interval": {options: Options{MinInterval: time.Second}, takes: time.Minute, parts: 1, want: time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			test.options.Burst = 1
+			inBubble(t, test.options, func(t *testing.T, b *bench) {
+				b.lasts(test.takes)
+				b.left.Store(int32(test.parts - 1))
+				b.Trigger()
+				ended := time.Duration(test.parts) * test.takes
+				b.at(t, ended, test.parts)
+				b.lasts(0)
+				b.Trigger()
+				b.at(t, ended+test.want-1, test.parts)
+				b.at(t, ended+test.want, test.parts+1)
+				b.Trigger() // and after a short one
+				b.at(t, ended+test.want+b.options.MinInterval, test.parts+2)
+			})
+		})
+	}
+}
+
+// RUN-18: a longer interval leaves the bucket as full as it was.
+func TestTheBurstStaysWhenTheIntervalGrows(t *testing.T) {
+	inBubble(t, Options{Burst: 2}, func(t *testing.T, b *bench) {
+		b.lasts(5 * time.Millisecond)
+		b.Trigger()
+		b.at(t, 5*time.Millisecond, 1)
+		b.Trigger() // the second token
+		b.at(t, 5*time.Millisecond, 2)
+		b.Trigger()
+		b.at(t, 60*time.Millisecond-1, 2)
+		b.at(t, 60*time.Millisecond, 3)
+	})
+}
+
 func TestAQuietTimeFillsNoMoreThanTheBurst(t *testing.T) {
 	options := Options{MinInterval: time.Second, Burst: 3}
 	inBubble(t, options, func(t *testing.T, b *bench) {
@@ -230,6 +276,11 @@ func TestUnlimitedRunsFollowEachOther(t *testing.T) {
 			b.Trigger()
 			b.at(t, 0, n)
 		}
+		b.lasts(time.Minute)
+		b.Trigger()
+		b.at(t, time.Second, 101)
+		b.Trigger()
+		b.at(t, time.Minute, 102)
 	})
 }
 

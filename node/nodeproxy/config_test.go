@@ -34,7 +34,7 @@ func byDefault() proxier.Config {
 	return proxier.Config{
 		Node:       changetracker.Node{Name: "node-1"},
 		Names:      proxier.KubeProxyNames(),
-		Runner:     runner.Options{MinInterval: 50 * time.Millisecond, Retry: runner.Backoff{Max: 30 * time.Second}}, // OPT-06, OPT-07
+		Runner:     runner.Options{MinInterval: 10 * time.Millisecond, Retry: runner.Backoff{Max: 30 * time.Second}}, // OPT-06, OPT-07
 		Masquerade: proxier.Masquerade{Mark: 0x4000},                                                                 // OPT-09
 		NodePorts:  proxier.NodePorts{Primary: true},                                                                 // NPA-06
 	}

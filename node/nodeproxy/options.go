@@ -126,7 +126,7 @@ func registerConntrack(f *pflag.FlagSet, c *conntrack.SysctlOptions) {
 }
 
 // shortSyncPeriod is the minimum time between syncs where a change costs less than a millisecond.
-const shortSyncPeriod = 50 * time.Millisecond
+const shortSyncPeriod = 10 * time.Millisecond
 
 // register registers the flags of a mode.
 func (t *tuning) register(f *pflag.FlagSet, m mode, minSyncPeriod time.Duration) {

@@ -87,7 +87,7 @@ func TestConfigz(t *testing.T) {
 		"logging": map[string]any{"format": "text", "flushFrequency": "5s", "verbosity": 0.0}, "featureGates": map[string]any{"KubeProxyIPVS": true},
 		"bindAddress": "0.0.0.0", "bindAddressHardFail": false, "showHiddenMetricsForVersion": "", "oomScoreAdj": -999.0,
 		"ipvs": map[string]any{
-			"syncPeriod": "30s", "minSyncPeriod": "50ms", "scheduler": "rr", "excludeCIDRs": []any{}, "strictARP": false,
+			"syncPeriod": "30s", "minSyncPeriod": "10ms", "scheduler": "rr", "excludeCIDRs": []any{}, "strictARP": false,
 			"tcpTimeout": "0s", "tcpFinTimeout": "0s", "udpTimeout": "0s",
 		},
 		"winkernel":   map[string]any{"networkName": "", "sourceVip": "", "enableDSR": false, "rootHnsEndpointName": "", "forwardHealthCheckVip": false},
