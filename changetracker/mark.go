@@ -45,9 +45,9 @@ type mark struct {
 	endpoints map[portKey]*touched
 	// refreshed are the ports that Refresh names. They count as changed until they are applied.
 	refreshed map[portKey]struct{}
-	slices    int                      // how many changes of slices
-	moved     map[frontendKey]struct{} // for queue
-	taken     bool                     // from its queue
+	slices    int                 // how many changes of slices
+	moved     map[frontendKey]way // for queue
+	taken     bool                // from its queue
 }
 
 func (m *mark) refresh(key portKey) {

@@ -27,8 +27,50 @@ type queue struct {
 	turn    int
 	tenants map[string]*tenant
 	fresh   int
-	// moved are the dirty Services that have won or lost a frontend.
-	moved map[frontendKey][]*mark
+	moved   map[frontendKey]*passage
+}
+
+// passage is what becomes of a frontend: the dirty Services that have won or lost it, some of which may be taken.
+type passage struct {
+	marks        []*mark
+	wins, losses int // of those that are not taken
+}
+
+// way is how a frontend moves. A Service may both lose and win it.
+type way uint8
+
+const (
+	won way = 1 << iota
+	lost
+)
+
+// with returns the marks that must be in one part: all, if a Service loses the frontend and another one wins it. If all
+// win it, or all lose it, their order does not matter.
+func (p *passage) with() []*mark {
+	if p.wins == 0 || p.losses == 0 {
+		return nil
+	}
+	return p.marks
+}
+
+// count adds n marks.
+func (p *passage) count(w way, n int) {
+	if w&won != 0 {
+		p.wins += n
+	}
+	if w&lost != 0 {
+		p.losses += n
+	}
+}
+
+// leave removes a mark that is taken. It keeps at most as many of them as there are others.
+func (p *passage) leave(w way) (empty bool) {
+	p.count(w, -1)
+	left := p.wins + p.losses
+	if len(p.marks) > 2*left {
+		p.marks = slices.DeleteFunc(p.marks, func(m *mark) bool { return m.taken })
+	}
+	return left == 0
 }
 
 // smallQueue is how many Services a queue has that is used again.
@@ -117,21 +159,24 @@ func (q *queue) take(taken []*mark, m *mark) []*mark {
 	m.taken = true
 	taken = append(taken, m)
 	for i := len(taken) - 1; i < len(taken); i++ {
-		for f := range taken[i].moved {
-			for _, other := range q.moved[f] {
+		for f, w := range taken[i].moved {
+			p := q.moved[f]
+			for _, other := range p.with() {
 				if !other.taken {
 					other.taken = true
 					taken = append(taken, other)
 				}
 			}
-			delete(q.moved, f)
+			if p.leave(w) {
+				delete(q.moved, f)
+			}
 		}
 		taken[i].moved = nil
 	}
 	return taken
 }
 
-// frontendKey is a VIP or, with the zero Addr, a node port.
+// frontendKey is a VIP or, with the zero Addr, a node port; with port 0 it is an address with all its ports.
 type frontendKey struct {
 	addr     netip.Addr
 	port     uint16
@@ -140,37 +185,52 @@ type frontendKey struct {
 
 // move records the frontends that a dirty Service wins or loses when one of its ports changes. A VIP that is
 // an address of the node counts as the node port of the same number, which conflicts with it, and so does a health
-// check node port, which only one Service can listen on.
+// check node port, which only one Service can listen on. An external address is announced while any Service has it.
 func (q *queue) move(m *mark, from, to *ServicePort, node *Node) {
-	for _, p := range [...][2]*ServicePort{{from, to}, {to, from}} {
-		for e := range p[0].entries() {
-			if p[1].has(&e) {
-				continue
-			}
-			f := frontendKey{addr: e.addr, port: e.port, protocol: e.name.Protocol}
-			if slices.Contains(node.Addresses, f.addr) {
-				f.addr = netip.Addr{}
-			}
-			q.record(m, f)
+	q.record(m, lost, from, to, node)
+	q.record(m, won, to, from, node)
+}
+
+// record records what one version of a service port has, and the other one has not.
+func (q *queue) record(m *mark, w way, p, other *ServicePort, node *Node) {
+	for e := range p.entries() {
+		if other.has(&e) {
+			continue
 		}
-		if port := p[0].checkedPort(); port != 0 && port != p[1].checkedPort() {
-			q.record(m, frontendKey{port: port, protocol: v1.ProtocolTCP})
+		f := frontendKey{addr: e.addr, port: e.port, protocol: e.name.Protocol}
+		if slices.Contains(node.Addresses, f.addr) {
+			f.addr = netip.Addr{}
+		} else if e.addr.IsValid() && e.addr != p.ClusterIP && !other.hasVIP(e.addr) {
+			q.recordOne(m, w, frontendKey{addr: e.addr})
 		}
+		q.recordOne(m, w, f)
+	}
+	if port := p.checkedPort(); port != 0 && port != other.checkedPort() {
+		q.recordOne(m, w, frontendKey{port: port, protocol: v1.ProtocolTCP})
 	}
 }
 
-func (q *queue) record(m *mark, f frontendKey) {
-	if _, known := m.moved[f]; known {
+func (q *queue) recordOne(m *mark, w way, f frontendKey) {
+	known := m.moved[f]
+	if known&w != 0 {
 		return
 	}
 	if q.moved == nil {
-		q.moved = map[frontendKey][]*mark{}
+		q.moved = map[frontendKey]*passage{}
 	}
 	if m.moved == nil {
-		m.moved = map[frontendKey]struct{}{}
+		m.moved = map[frontendKey]way{}
 	}
-	m.moved[f] = struct{}{}
-	q.moved[f] = append(q.moved[f], m)
+	p := q.moved[f]
+	if p == nil {
+		p = &passage{}
+		q.moved[f] = p
+	}
+	if known == 0 {
+		p.marks = append(p.marks, m)
+	}
+	m.moved[f] = known | w
+	p.count(w, 1)
 }
 
 // checkedPort is the health check node port, 0 for none.
@@ -189,11 +249,19 @@ func (p *ServicePort) has(e *entry) bool {
 	if e.kind == nodePortEntry {
 		return p.NodePort == e.port
 	}
+	return p.Port == e.port && p.hasVIP(e.addr)
+}
+
+// hasVIP reports whether a service port, which may be nil, has a VIP.
+func (p *ServicePort) hasVIP(addr netip.Addr) bool {
+	if p == nil {
+		return false
+	}
 	in := func(sorted []netip.Addr) bool {
-		_, found := slices.BinarySearchFunc(sorted, e.addr, netip.Addr.Compare)
+		_, found := slices.BinarySearchFunc(sorted, addr, netip.Addr.Compare)
 		return found
 	}
-	return p.Port == e.port && (p.ClusterIP == e.addr || in(p.LoadBalancerVIPs) || in(p.ExternalIPs))
+	return p.ClusterIP == addr || in(p.LoadBalancerVIPs) || in(p.ExternalIPs)
 }
 
 // take appends the dirty Services that the next Delta has, which are dirty no more.

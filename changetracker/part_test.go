@@ -246,6 +246,35 @@ func TestWhoPassesFrontendsIsInOnePart(t *testing.T) {
 				set("a/3", 1)
 			}, "a/1 a/3",
 		},
+		"an external IP and another port": {
+			func(set func(string, int, ...func(*ServicePort))) { set("a/1", 1, externalIP("192.0.2.1")) },
+			func(set func(string, int, ...func(*ServicePort))) {
+				set("a/1", 1)
+				set("a/2", 2)
+				set("a/3", 3, externalIP("192.0.2.1"), port(81))
+			}, "a/1 a/3",
+		},
+		"an external IP that stays": {
+			func(set func(string, int, ...func(*ServicePort))) { set("a/1", 1, externalIP("192.0.2.1")) },
+			func(set func(string, int, ...func(*ServicePort))) {
+				set("a/1", 1, externalIP("192.0.2.1"), port(82))
+				set("a/3", 3, externalIP("192.0.2.1"), port(81))
+			}, "a/1",
+		},
+		"all win": {
+			func(set func(string, int, ...func(*ServicePort))) { set("a/1", 1); set("a/2", 2) },
+			func(set func(string, int, ...func(*ServicePort))) {
+				set("a/1", 1, externalIP("192.0.2.1"))
+				set("a/2", 2, externalIP("192.0.2.1"))
+			}, "a/1",
+		},
+		"all lose": {
+			func(set func(string, int, ...func(*ServicePort))) {
+				set("a/1", 1, externalIP("192.0.2.1"))
+				set("a/2", 2, externalIP("192.0.2.1"))
+			},
+			func(set func(string, int, ...func(*ServicePort))) { set("a/1", 1); set("a/2", 2) }, "a/1",
+		},
 		"other ports and protocols": {
 			func(set func(string, int, ...func(*ServicePort))) { set("a/1", 1) },
 			func(set func(string, int, ...func(*ServicePort))) {
@@ -284,6 +313,41 @@ func TestWhoPassesFrontendsIsInOnePart(t *testing.T) {
 				t.Errorf("with %s come %v, want %v", want[0], got, want)
 			}
 		})
+	}
+}
+
+// TestWhoClaimsAFrontendIsInParts: if many win one frontend, or all lose it, parts keep their size. What is stored of the
+// frontend does not grow with the changes.
+func TestWhoClaimsAFrontendIsInParts(t *testing.T) {
+	const services, size = 1000, 10
+	tracker := mustTracker(t)
+	f := tracker.store.families[ipv4]
+	apply := func() (more bool) {
+		delta, changed := applyPart(t, tracker, Part{Size: size})
+		if len(changed) > size+1 { // and the oldest
+			t.Errorf("a part has %d Services, want %d at most", len(changed), size+1)
+		}
+		for key, p := range f.queue.moved {
+			if left := p.wins + p.losses; left == 0 || len(p.marks) > 2*left || left > 2*len(f.dirty) {
+				t.Fatalf("%d marks are stored of %v, which %d of %d Services win or lose", len(p.marks), key, left, len(f.dirty))
+			}
+		}
+		return delta.More
+	}
+	claim := externalIP("192.0.2.1")
+	applyPart(t, tracker, Part{})
+	for _, edits := range [][]func(*ServicePort){nil, {claim}, nil} {
+		for i := range services {
+			setPort(t, tracker, fmt.Sprintf("ns/%d", i), 1+i, edits...)
+		}
+		for apply() {
+		}
+	}
+	for i := range 10 * services {
+		setPort(t, tracker, fmt.Sprintf("ns/%d", i%services), 1+i%services, claim, nodePort(uint16(1+i)))
+		if i%size == 0 {
+			apply()
+		}
 	}
 }
 
@@ -416,11 +480,12 @@ func TestAPartCostsWhatItHas(t *testing.T) {
 	}
 }
 
-// claims counts the claims to frontends.
+// claims counts the claims to frontends and to their addresses.
 func claims(ports []*ServicePort, of map[frontendKey]int) {
 	for _, p := range ports {
 		for e := range p.entries() {
 			of[frontendKey{e.addr, e.port, e.name.Protocol}]++
+			of[frontendKey{addr: e.addr}]++
 		}
 	}
 }
@@ -465,7 +530,7 @@ func TestAnyPartsAreAsGoodAsAll(t *testing.T) {
 				}
 			}
 			for key, n := range after {
-				if n > 1 && n > before[key] && n > newest[key] {
+				if n > 1 && n > before[key] && n > newest[key] && key.port != 0 {
 					t.Fatalf("seed %d: %d have %v between two parts, before %d, in the end %d", seed, n, key, before[key], newest[key])
 				}
 			}
@@ -489,8 +554,9 @@ func TestAnyPartsAreAsGoodAsAll(t *testing.T) {
 				}
 			default:
 				vip, number, external := 1+r.IntN(6), uint16(r.IntN(5)), fmt.Sprintf("192.0.2.%d", 1+r.IntN(5))
+				port := func(p *ServicePort) { p.Port = uint16(80 + vip%2) }
 				for _, tracker := range []*Tracker{parts, all} {
-					setPort(t, tracker, name, vip, nodePort(number), externalIP(external))
+					setPort(t, tracker, name, vip, nodePort(number), externalIP(external), port)
 				}
 			}
 		}
