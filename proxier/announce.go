@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -30,7 +31,8 @@ type Announcement struct {
 // then get a Key that is announced already, and Withdraw one that is not. Syncs wait for the Announcer, so the context ends after a few seconds.
 type Announcer interface {
 	// Withdraw is called before the frontends are removed from the data plane, and before
-	// Cleanup.
+	// Cleanup. If a VIP gets another frontend in the same sync, Withdraw comes after Announce, or not at all if the Key
+	// stays: a VIP that passes between Services, or from port to port, stays announced.
 	Withdraw(ctx context.Context, family v1.IPFamily, announcements []Announcement) error
 	// Announce is called after the frontends are programmed. If a Key is announced already,
 	// its Kind, Name or Port has changed.
@@ -67,27 +69,36 @@ func newAnnouncements(a Announcer, family v1.IPFamily) *announcements {
 	}
 }
 
-// withdrawRemoved withdraws the frontends that an Update removes. If that fails, the Update
+// withdrawRemoved withdraws the frontends that an Update removes, but for VIPs that get others. If that fails, the Update
 // continues, so that the Announcer cannot delay it, and announceProgrammed tries again.
 func (b *announcements) withdrawRemoved(ctx context.Context, u *desired.Update) {
 	if b.announcer == nil {
 		return
 	}
 	b.next = make(map[changetracker.ServicePortName][]Announcement, len(u.Changes))
-	var gone []Announcement
+	won := map[netip.Addr]bool{} // VIPs
 	for i := range u.Changes {
 		c := &u.Changes[i]
 		if c.After != nil {
 			b.next[c.Name] = announcementsOf(u.Now.View(), c.After)
 		}
+		for _, a := range b.next[c.Name] {
+			if b.programmed[a.Key].Name != a.Name {
+				won[a.Key.VIP] = true
+			}
+		}
+	}
+	var gone []Announcement
+	for i := range u.Changes {
+		c := &u.Changes[i]
 		for _, a := range b.of(c.Before) {
-			if find(b.next[c.Name], a.Key) == nil {
+			if !won[a.Key.VIP] && find(b.next[c.Name], a.Key) == nil {
 				gone = append(gone, a)
 			}
 		}
 	}
 	for key := range b.changed {
-		if _, isProgrammed := b.programmed[key]; !isProgrammed { // an earlier withdrawal failed
+		if _, isProgrammed := b.programmed[key]; !isProgrammed && !won[key.VIP] { // an earlier withdrawal failed
 			gone = append(gone, Announcement{Key: key})
 		}
 	}
@@ -161,7 +172,7 @@ func has(s *desired.Service, key desired.Key) bool {
 	return s != nil && slices.ContainsFunc(s.Frontends, func(f desired.Frontend) bool { return s.Key(&f) == key })
 }
 
-// flush withdraws and announces what has changed.
+// flush announces and withdraws what has changed, in this order: a VIP stays announced by another frontend.
 func (b *announcements) flush(ctx context.Context) error {
 	var gone, added []Announcement
 	for key := range b.changed {
@@ -176,13 +187,13 @@ func (b *announcements) flush(ctx context.Context) error {
 			delete(b.changed, key)
 		}
 	}
-	err := b.withdraw(ctx, gone)
-	if err == nil {
+	errAnnounce, errWithdraw := b.announce(ctx, added), b.withdraw(ctx, gone)
+	if errWithdraw == nil {
 		for _, a := range gone {
 			delete(b.changed, a.Key)
 		}
 	}
-	return errors.Join(err, b.announce(ctx, added))
+	return errors.Join(errAnnounce, errWithdraw)
 }
 
 func (b *announcements) withdraw(ctx context.Context, list []Announcement) error {

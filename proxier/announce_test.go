@@ -29,6 +29,7 @@ type speaker struct {
 	has       map[changetracker.ServicePortName]map[desired.Key]bool
 	announced map[desired.Key]bool
 	withdrawn int
+	lapsed    map[netip.Addr]bool // VIPs of which this sync has withdrawn the last announcement
 	breaks    breaks
 	faults    []string
 	// isLocal holds the Services with policy Local, isReady the service ports with a ready
@@ -43,7 +44,7 @@ type breaks struct{ engine, session bool }
 func newSpeaker(seed uint64, breaks breaks) *speaker {
 	return &speaker{
 		Rand: rand.New(rand.NewPCG(seed, 7)), breaks: breaks,
-		has: map[changetracker.ServicePortName]map[desired.Key]bool{}, announced: map[desired.Key]bool{},
+		has: map[changetracker.ServicePortName]map[desired.Key]bool{}, announced: map[desired.Key]bool{}, lapsed: map[netip.Addr]bool{},
 		isLocal: map[string]bool{}, isReady: map[changetracker.ServicePortName]bool{},
 	}
 }
@@ -52,30 +53,60 @@ func (s *speaker) fault(format string, args ...any) {
 	s.faults = append(s.faults, fmt.Sprintf(format, args...))
 }
 
-// serves reports whether the data plane has a frontend.
-func (s *speaker) serves(key desired.Key) bool {
+// serves reports whether the data plane has a frontend with which an announced one is served.
+func (s *speaker) serves(is func(desired.Key) bool) bool {
 	for _, keys := range s.has {
-		if keys[key] {
+		for key := range keys {
+			if is(key) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// check looks for announcements that are not served. During a sync, a VIP may pass from one frontend to another.
+func (s *speaker) check(when string, during bool) {
+	for announced := range s.announced {
+		if !s.serves(func(key desired.Key) bool { return key == announced || during && key.VIP == announced.VIP }) {
+			s.fault("%s: %v is announced but not served", when, announced)
+		}
+	}
+}
+
+func (s *speaker) announces(vip netip.Addr) bool {
+	for key := range s.announced {
+		if key.VIP == vip {
 			return true
 		}
 	}
 	return false
 }
 
-func (s *speaker) check(when string) {
-	for key := range s.announced {
-		if !s.serves(key) {
-			s.fault("%s: %v is announced but not served", when, key)
-		}
-	}
-}
-
 func (s *speaker) Withdraw(_ context.Context, family v1.IPFamily, list []proxier.Announcement) error {
-	return s.receive(family, list, func(key desired.Key) { delete(s.announced, key); s.withdrawn++ })
+	return s.receive(family, list, func(key desired.Key) {
+		delete(s.announced, key)
+		s.withdrawn++
+		s.lapsed[key.VIP] = !s.announces(key.VIP)
+	})
 }
 
 func (s *speaker) Announce(_ context.Context, family v1.IPFamily, list []proxier.Announcement) error {
-	return s.receive(family, list, func(key desired.Key) { s.announced[key] = true })
+	return s.receive(family, list, func(key desired.Key) {
+		if s.breaks == (breaks{}) && s.lapsed[key.VIP] {
+			s.fault("%v was withdrawn, and is announced in the same sync", key)
+		}
+		s.announced[key] = true
+	})
+}
+
+// ObserveSync implements proxier.Observer.
+func (s *speaker) ObserveSync(report proxier.SyncReport) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if report.Family == v1.IPv4Protocol {
+		clear(s.lapsed)
+	}
 }
 
 func (s *speaker) receive(family v1.IPFamily, list []proxier.Announcement, do func(desired.Key)) error {
@@ -129,7 +160,7 @@ func (s *speaker) apply(u desired.Update) (result proxier.Result, err error) {
 	}
 	s.has = next
 	if s.breaks == (breaks{}) { // failed service ports are withdrawn after Apply
-		s.check("Apply")
+		s.check("Apply", true)
 	}
 	return result, nil
 }
@@ -142,17 +173,19 @@ func TestAVIPIsAnnouncedWhileItIsServed(t *testing.T) {
 			s := newSpeaker(seed, breaks)
 			config := withoutRetries()
 			config.Node.Name = "here"
-			runWith(t, config, proxier.Deps{Announcer: s}, func(t *testing.T, f *fixture) {
+			runWith(t, config, proxier.Deps{Announcer: s, Observer: s}, func(t *testing.T, f *fixture) {
 				f.v4.become(s.apply)
 				f.synced()
 				synctest.Wait()
 				for range 12 {
 					s.mu.Lock()
-					s.change(f)
+					for range 1 + s.IntN(3) {
+						s.change(f)
+					}
 					s.mu.Unlock()
 					_ = f.Sync(t.Context())
 					if !breaks.session {
-						s.check("a sync")
+						s.check("a sync", false)
 					}
 				}
 				s.mu.Lock()
