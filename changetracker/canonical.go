@@ -30,6 +30,10 @@ func (p *ServicePort) canonicalise() error {
 	if p.Failover.Share > maxShare {
 		invalid("Failover.Share", p.Failover.Share)
 	}
+	selector, err := ParseNodeSelector(string(p.ExposeOn))
+	if p.ExposeOn = selector; err != nil {
+		errs = append(errs, fmt.Errorf("ExposeOn: %w", err))
+	}
 	if p.ClusterIP = p.ClusterIP.Unmap(); !p.ClusterIP.IsValid() {
 		p.InternalPolicyLocal = false
 	}

@@ -1,6 +1,7 @@
 package changetracker
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 )
@@ -16,6 +17,8 @@ type Node struct {
 	Addresses []netip.Addr
 	// PodCIDRs are the ranges of the addresses of the node's own pods.
 	PodCIDRs []netip.Prefix
+	// Labels are those of the Node object, for ServicePort.ExposeOn.
+	Labels map[string]string
 	// Draining is why load balancers should send no new connections to the node, which is about
 	// to be removed; empty if they may (KEP-3836). It does not change what is programmed.
 	Draining string
@@ -24,7 +27,7 @@ type Node struct {
 // canonical returns a copy of n that shares no memory with it, without invalid addresses and
 // prefixes.
 func (n *Node) canonical() Node {
-	c := Node{Name: n.Name, Zone: n.Zone, Draining: n.Draining}
+	c := Node{Name: n.Name, Zone: n.Zone, Draining: n.Draining, Labels: maps.Clone(n.Labels)}
 	for _, a := range n.Addresses {
 		if a = a.Unmap(); dialable(a) {
 			c.Addresses = append(c.Addresses, a)
@@ -38,7 +41,7 @@ func (n *Node) canonical() Node {
 	return c
 }
 
-// equal compares the fields that programming depends on: all except Draining.
+// equal compares the fields that programming always depends on: all except Draining and Labels.
 func (n *Node) equal(o *Node) bool {
 	return n.Name == o.Name && n.Zone == o.Zone &&
 		slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.PodCIDRs, o.PodCIDRs)

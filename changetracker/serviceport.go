@@ -92,6 +92,10 @@ type ServicePort struct {
 	// InternalPolicyLocal is false without a ClusterIP.
 	InternalPolicyLocal bool
 	ExternalPolicyLocal bool
+	// ExposeOn selects the nodes that serve the external IPs, the load balancer IPs, the node port and the health check node
+	// port. On other nodes only the ClusterIP exists: packets to the other addresses are routed as usual. The
+	// trackers leave it empty: all nodes.
+	ExposeOn NodeSelector
 	// SessionAffinity is the timeout of ClientIP affinity; 0 means no affinity. The API allows
 	// 1s to 24h.
 	SessionAffinity time.Duration
@@ -172,7 +176,7 @@ func (p *ServicePort) Equal(o *ServicePort) bool {
 }
 
 func (p *ServicePort) equalPolicies(o *ServicePort) bool {
-	return p.DenyAllSources == o.DenyAllSources && p.SessionAffinity == o.SessionAffinity &&
+	return p.DenyAllSources == o.DenyAllSources && p.ExposeOn == o.ExposeOn && p.SessionAffinity == o.SessionAffinity &&
 		p.Balancing == o.Balancing && p.MaxSlots == o.MaxSlots && p.EndConnections == o.EndConnections && p.KeepFlows == o.KeepFlows && p.Failover == o.Failover && p.FastPath == o.FastPath &&
 		p.InternalPolicyLocal == o.InternalPolicyLocal && p.ExternalPolicyLocal == o.ExternalPolicyLocal
 }

@@ -215,7 +215,22 @@ func (e *explaining) noService() {
 	if e.isToNode() {
 		where = "the node itself has the address"
 	}
+	e.notExposed()
 	e.because("no Service has %v/%v: %s", e.Packet.Destination, e.Packet.Protocol, where)
+}
+
+// notExposed names the service ports that other nodes serve at the destination.
+func (e *explaining) notExposed() {
+	to := e.Packet.Destination
+	names := e.State.ByAddr(to, e.protocol())
+	if e.isToNode() {
+		names = e.State.ByNodePort(to.Port(), e.protocol())
+	}
+	for name := range names {
+		if p, ok := e.State.Service(name); ok && !p.ExposeOn.Matches(&e.Resolver.Node) {
+			e.because("%v has %v/%v on nodes with %q, and this node has other labels", name, to, e.Packet.Protocol, p.ExposeOn)
+		}
+	}
 }
 
 // isToNode reports whether the destination is an address of the node.

@@ -184,6 +184,14 @@ func TestWhatIsExplained(t *testing.T) {
 			endpoints: []changetracker.Endpoint{here, standby(there)}, packet: packetTo("203.0.113.1:30080"),
 			verdict: VerdictForward, service: "test/web:http", reason: "60 % of its endpoints are enough",
 		},
+		"an address that other nodes have": {
+			change: exposedElsewhere, endpoints: []changetracker.Endpoint{there}, packet: packetTo("203.0.113.1:30080"),
+			verdict: VerdictPass, reason: `test/web:http has 203.0.113.1:30080/TCP on nodes with "pool=edge"`,
+		},
+		"a node port that other nodes have": {
+			change: exposedElsewhere, endpoints: []changetracker.Endpoint{there}, packet: packetTo("192.0.2.10:30443"),
+			verdict: VerdictPass, reason: `test/web:http has 192.0.2.10:30443/TCP on nodes with "pool=edge"`,
+		},
 		"no endpoints": {packet: packetTo("203.0.113.1:30080"), verdict: VerdictReject, service: "test/web:http", reason: "no endpoint on any node"},
 		"weights": {
 			endpoints: []changetracker.Endpoint{weighted(here, 2), there}, packet: packetTo("203.0.113.1:30080"),
@@ -325,3 +333,5 @@ func TestExplanationsAreReadAsJSON(t *testing.T) {
 		}
 	}
 }
+
+func exposedElsewhere(p *changetracker.ServicePort) { p.ExposeOn = "pool=edge" }

@@ -217,6 +217,7 @@ func (w *world) change() {
 			Name: oneOf(w.choices, "here", "here.example.com", ""), Zone: oneOf(w.choices, "x", ""),
 			Addresses: addrs(someOf(w.choices, "2001:db8::10", "192.0.2.20", "192.0.2.10", "127.0.0.1")...),
 			PodCIDRs:  prefixes(someOf(w.choices, "10.244.1.0/24", "fd00:244:1::/48")...),
+			Labels:    oracle.Pool(oneOf(w.choices, "a", "b")),
 		}
 		w.tracker.SetNode(w.Node)
 	case 3, 4, 5, 6, 7, 8:
@@ -271,6 +272,9 @@ func (w *world) service(name string) *v1.Service {
 	}
 	if w.below(4) == 1 {
 		oracle.SetKeepFlows(s)
+	}
+	if w.below(6) == 1 {
+		oracle.SetExposeOn(s, oneOf(w.choices, "a", "b"))
 	}
 	switch w.below(12) {
 	case 1:

@@ -7,10 +7,10 @@ import (
 )
 
 // NodeOf converts a Node: the InternalIPs, then the ExternalIPs, without those that are
-// no addresses, the zone of the well-known label, the pod CIDRs, and whether the node is
+// no addresses, the zone of the well-known label, the pod CIDRs, the labels, and whether the node is
 // draining.
 func NodeOf(node *v1.Node) changetracker.Node {
-	n := changetracker.Node{Name: node.Name, Zone: node.Labels[v1.LabelTopologyZone], Draining: draining(node)}
+	n := changetracker.Node{Name: node.Name, Zone: node.Labels[v1.LabelTopologyZone], Draining: draining(node), Labels: node.Labels}
 	for _, kind := range []v1.NodeAddressType{v1.NodeInternalIP, v1.NodeExternalIP} {
 		for _, a := range node.Status.Addresses {
 			if addr, ok := changetracker.ParseAddr(a.Address); ok && a.Type == kind {

@@ -79,11 +79,16 @@ func loadBalancer(healthPort int32) func(*v1.Service) {
 	}
 }
 
+func exposedElsewhere(s *v1.Service) { s.Annotations = map[string]string{"expose-on": "pool=edge"} }
+
 // TestHealthChecksHearOfWhatIsProgrammed: HC-01, HC-15. A failed sync updates nothing, and
 // the next one loses nothing (as in W-23).
 func TestHealthChecksHearOfWhatIsProgrammed(t *testing.T) {
 	h := &fakeHealth{}
 	config := proxier.Config{Node: changetracker.Node{Name: "here"}, NodePorts: proxier.NodePorts{Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}}
+	config.Tracker.DecorateService = func(p *changetracker.ServicePort, s *v1.Service) {
+		p.ExposeOn = changetracker.NodeSelector(s.Annotations["expose-on"])
+	}
 	runWith(t, config, proxier.Deps{Health: h}, func(t *testing.T, f *fixture) {
 		a, b := types.NamespacedName{Namespace: "test", Name: "a"}, types.NamespacedName{Namespace: "test", Name: "b"}
 		f.OnServiceAdd(service("a", "10.0.0.1", loadBalancer(30001)))
@@ -116,6 +121,8 @@ func TestHealthChecksHearOfWhatIsProgrammed(t *testing.T) {
 			want map[types.NamespacedName]uint16
 		}{
 			{func() { f.OnEndpointSliceAdd(slice("b", "10.1.0.9")) }, nil},
+			{func() { f.OnServiceUpdate(nil, service("b", "10.0.0.2", loadBalancer(30002))) }, map[types.NamespacedName]uint16{b: 30002}},
+			{func() { f.OnServiceUpdate(nil, service("b", "10.0.0.2", loadBalancer(30002), exposedElsewhere)) }, map[types.NamespacedName]uint16{b: 0}},
 			{func() { f.OnServiceUpdate(nil, service("b", "10.0.0.2", loadBalancer(30002))) }, map[types.NamespacedName]uint16{b: 30002}},
 			{func() { f.OnEndpointSliceDelete(here) }, map[types.NamespacedName]uint16{a: 30001}},
 			{func() { f.OnServiceUpdate(nil, service("a", "10.0.0.1")) }, map[types.NamespacedName]uint16{a: 0}},

@@ -102,7 +102,7 @@ func balancingScenarios(f Features) []scenario {
 		checks("PKT-90/affinity", "With weights and any policy, session affinity keeps a client at its endpoint.",
 			checkStickiness, sticky(longAffinity, []endpoint{{at: pod0, condition: weight(2)}, {at: pod1}, {at: remote0}}, least)),
 	}
-	all = append(all, failoverScenarios()...)
+	all = slices.Concat(all, failoverScenarios(), exposureScenarios())
 	if !f.NoHash {
 		all = append(all,
 			plays("PKT-91",

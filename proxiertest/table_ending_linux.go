@@ -25,6 +25,7 @@ func endsConnections() ServiceOption { return annotated(annotationEnd, "true") }
 func chooseEnding(p *changetracker.ServicePort, s *v1.Service) {
 	p.EndConnections, p.Failover.End = s.Annotations[annotationEnd] != "", s.Annotations[annotationFailoverEnd] != ""
 	p.KeepFlows = s.Annotations[annotationKeepFlows] != ""
+	p.ExposeOn = changetracker.NodeSelector(s.Annotations[annotationExpose])
 }
 
 // endingScenarios are about connections to endpoints that are gone for good.

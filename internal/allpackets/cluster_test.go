@@ -82,7 +82,7 @@ func (m *maker) change(c *oracle.Cluster, p proxier.EventHandler) {
 
 func (m *maker) node() changetracker.Node {
 	return changetracker.Node{
-		Name: pick(m, "here", "there"), Zone: pick(m, "x", ""), PodCIDRs: parsed(netip.MustParsePrefix, "10.244.1.0/24", "fd00:244:1::/48"),
+		Name: pick(m, "here", "there"), Zone: pick(m, "x", ""), Labels: oracle.Pool(pick(m, "a", "b")), PodCIDRs: parsed(netip.MustParsePrefix, "10.244.1.0/24", "fd00:244:1::/48"),
 		Addresses: pick(m,
 			parsed(netip.MustParseAddr, "192.0.2.10", "192.0.2.20", "2001:db8::10", "2001:db8::20"),
 			parsed(netip.MustParseAddr, "192.0.2.10", "2001:db8::10"),
@@ -136,6 +136,9 @@ func (m *maker) service(name string, i int) *v1.Service {
 	}
 	if m.IntN(4) == 0 {
 		oracle.SetFailover(s, pick(m, 0, 50, 100), m.IntN(2) == 0)
+	}
+	if m.IntN(6) == 0 {
+		oracle.SetExposeOn(s, pick(m, "a", "b"))
 	}
 	mode := v1.LoadBalancerIPModeProxy
 	switch m.IntN(24) {

@@ -136,7 +136,9 @@ type ServicePort struct {
 	LoadBalancerVIPs []string `json:"loadBalancerVIPs"`
 	InternalPolicy   string   `json:"internalTrafficPolicy"`
 	// ExternalPolicy is omitted if the Service has no external frontends.
-	ExternalPolicy  string  `json:"externalTrafficPolicy,omitempty"`
+	ExternalPolicy string `json:"externalTrafficPolicy,omitempty"`
+	// ExposeOn selects the nodes that have the external frontends; empty: all.
+	ExposeOn        string  `json:"exposeOn,omitempty"`
 	AffinitySeconds float64 `json:"sessionAffinitySeconds,omitempty"`
 	// Balancing is the load balancing policy; random is omitted.
 	Balancing string `json:"loadBalancing,omitempty"`

@@ -10,11 +10,13 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// The API has no fields for groups of endpoints, maintenance and Failover. In a Cluster, the host name of an endpoint
-// stands for the first two, and an annotation of a Service for the last.
+// The API has no fields for groups of endpoints, maintenance, Failover and ExposeOn. In a Cluster, the host name of an endpoint
+// stands for the first two, and annotations of a Service for the others.
 const (
 	annotationFailover = "oracle/failover"
 	annotationKeep     = "oracle/keep-flows"
+	annotationExpose   = "oracle/expose-on"
+	labelPool          = "pool"
 	hostGroup          = "group-%d"
 	hostMaintenance    = "maintenance"
 )
@@ -32,6 +34,18 @@ func SetFailover(s *v1.Service, share int, end bool) {
 
 // SetKeepFlows sets KeepFlows of a Service.
 func SetKeepFlows(s *v1.Service) { annotate(s, annotationKeep, "true") }
+
+// SetExposeOn exposes a Service on the nodes of a pool.
+func SetExposeOn(s *v1.Service, pool string) { annotate(s, annotationExpose, pool) }
+
+// Pool are the labels of a node of a pool.
+func Pool(name string) map[string]string { return map[string]string{labelPool: name} }
+
+// exposed reports whether a Service is exposed on a node.
+func exposed(s *v1.Service, node *changetracker.Node) bool {
+	pool, some := s.Annotations[annotationExpose]
+	return !some || node.Labels[labelPool] == pool
+}
 
 func annotate(s *v1.Service, name, value string) {
 	if s.Annotations == nil {
@@ -60,6 +74,9 @@ func (c *Cluster) Tracker() changetracker.ObjectOptions {
 		DecorateService: func(p *changetracker.ServicePort, s *v1.Service) {
 			share, end := failover(s)
 			p.KeepFlows = s.Annotations[annotationKeep] != ""
+			if pool, some := s.Annotations[annotationExpose]; some {
+				p.ExposeOn = changetracker.NodeSelector(labelPool + "=" + pool)
+			}
 			p.Failover = changetracker.Failover{Share: uint8(share), End: end}
 		},
 		DecorateEndpoint: func(e *changetracker.Endpoint, api *discovery.Endpoint, _ *discovery.EndpointSlice) {

@@ -164,6 +164,9 @@ func (o *oracle) claims(p *servicePort) (all []claim) {
 		}
 	}
 	add("ClusterIP", p.clusterIP, p.number)
+	if !exposed(p.service, &o.Node) {
+		return all
+	}
 	for _, a := range p.loadBalancer {
 		if !o.isPods(a) {
 			add("LoadBalancer", a, p.number)
@@ -284,7 +287,7 @@ func (o *oracle) decide(p *servicePort) (d Decision) {
 func (o *oracle) refused(p *servicePort) []netip.Addr {
 	among := func(kind string, all []netip.Addr, refused func(netip.Addr) bool) (some []netip.Addr) {
 		for _, a := range all {
-			if refused(a) && slices.Contains(o.Kinds, kind) {
+			if refused(a) && slices.Contains(o.Kinds, kind) && exposed(p.service, &o.Node) {
 				some = append(some, a)
 			}
 		}

@@ -93,6 +93,7 @@ func portText(p *changetracker.ServicePort, endpoints []changetracker.Endpoint) 
 		NodePort: p.NodePort, HealthCheckPort: p.HealthCheckNodePort,
 		ExternalIPs: texts(p.ExternalIPs), LoadBalancerVIPs: texts(p.LoadBalancerVIPs),
 		AffinitySeconds: p.SessionAffinity.Seconds(), Balancing: balancing(p.Balancing), EndpointsAll: len(endpoints),
+		ExposeOn: string(p.ExposeOn),
 	}
 	if p.ClusterIP.IsValid() {
 		s.ClusterIP = p.ClusterIP.String()

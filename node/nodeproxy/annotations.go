@@ -35,6 +35,9 @@ const (
 	// keepAnnotation lets UDP flows of a Service stay with endpoints that are only not ready, if it is "true".
 	keepAnnotation = "serviceplane.io/keep-flows"
 
+	// exposeAnnotation is a Service's ExposeOn.
+	exposeAnnotation = "serviceplane.io/expose-on"
+
 	// priorityAnnotation is the Priority of all endpoints of an EndpointSlice; the others are a Service's Failover.
 	priorityAnnotation      = "serviceplane.io/priority"
 	failoverShareAnnotation = "serviceplane.io/failover-share"
@@ -136,6 +139,7 @@ func (a *annotations) service(p *changetracker.ServicePort, s *v1.Service) {
 	p.EndConnections, _ = a.truth(s, endAnnotation)
 	p.KeepFlows, _ = a.truth(s, keepAnnotation)
 	p.Failover.End, _ = a.truth(s, failoverEndAnnotation)
+	p.ExposeOn, _ = interpret(a, s, exposeAnnotation, changetracker.ParseNodeSelector)
 	if share, ok := a.number(s, failoverShareAnnotation, 100); ok {
 		p.Failover.Share = uint8(share)
 	}

@@ -75,6 +75,20 @@ func TestAnnotationsThatAreTrue(t *testing.T) {
 	}
 }
 
+func TestAnnotationsOfNodes(t *testing.T) {
+	for text, c := range map[string]struct {
+		want  changetracker.NodeSelector
+		lines int
+	}{"pool = edge": {"pool=edge", 0}, "": {"", 0}, "pool=(": {"", 1}} {
+		log, logs := observer.New(zapcore.WarnLevel)
+		var p changetracker.ServicePort
+		newAnnotations(zap.New(log)).service(&p, proxiertest.Service("test", "web", func(s *v1.Service) { s.Annotations = annotated(exposeAnnotation, text) }))
+		if p.ExposeOn != c.want || logs.Len() != c.lines {
+			t.Errorf("%q: %q and %d lines, want %q and %d", text, p.ExposeOn, logs.Len(), c.want, c.lines)
+		}
+	}
+}
+
 func TestAnnotationsOfSlices(t *testing.T) {
 	ready := changetracker.Endpoint{Ready: true, Serving: true}
 	with := func(change func(*changetracker.Endpoint)) changetracker.Endpoint { e := ready; change(&e); return e }

@@ -56,6 +56,7 @@ func fieldsOf(s *answers.State) map[field]string {
 		set("health check node port", count(int(p.HealthCheckPort)))
 		set("internal traffic policy", p.InternalPolicy)
 		set("external traffic policy", p.ExternalPolicy)
+		set("exposed on nodes with", p.ExposeOn)
 		set("session affinity", count(int(p.AffinitySeconds)))
 		set("load balancing", p.Balancing)
 		for i := range p.Endpoints {
