@@ -7,10 +7,10 @@ import (
 	"slices"
 )
 
-// canonicalise validates a service port that did not come from the parser, and brings it into
+// canonicalise validates a service port that did not come from the parser, one of so many of its Service, and brings it into
 // canonical form. It changes the lists in place. The error names every invalid field; p must
 // not be used then.
-func (p *ServicePort) canonicalise() error {
+func (p *ServicePort) canonicalise(ports int) error {
 	var errs []error
 	invalid := func(field string, value any) {
 		errs = append(errs, fmt.Errorf("%s: invalid value %v", field, value))
@@ -59,14 +59,21 @@ func (p *ServicePort) canonicalise() error {
 	for _, a := range p.LoadBalancerVIPs {
 		fits("LoadBalancerVIPs", a, a, servable(a))
 	}
-	for i, r := range p.LoadBalancerSourceRanges {
-		p.LoadBalancerSourceRanges[i] = canonicalPrefix(r)
-		fits("LoadBalancerSourceRanges", r, p.LoadBalancerSourceRanges[i].Addr(), r.IsValid())
+	sources := func(field string, ranges []netip.Prefix) {
+		for i, r := range ranges {
+			ranges[i] = canonicalPrefix(r)
+			fits(field, r, ranges[i].Addr(), r.IsValid())
+		}
 	}
+	sources("LoadBalancerSourceRanges", p.LoadBalancerSourceRanges)
+	sources("DeniedSources", p.DeniedSources)
 	p.CreationTimestamp = p.CreationTimestamp.Round(0).UTC()
 	p.ExternalIPs = canonicalAddrs(p.ExternalIPs)
 	p.LoadBalancerVIPs = canonicalAddrs(p.LoadBalancerVIPs)
 	p.LoadBalancerSourceRanges = canonicalPrefixes(p.LoadBalancerSourceRanges)
+	if len(errs) == 0 {
+		p.denySources(ports)
+	}
 	return errors.Join(errs...)
 }
 

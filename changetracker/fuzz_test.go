@@ -99,7 +99,7 @@ func checkCanonical(t *testing.T, tracker *Tracker) {
 		state, _ := applyAll(t, tracker, family)
 		for name, p := range state.All() {
 			again := p.clone()
-			if err := again.canonicalise(); err != nil || !again.Equal(p) || p.Family != family || p.Name != name {
+			if err := again.canonicalise(1); err != nil || !again.Equal(p) || p.Family != family || p.Name != name {
 				t.Errorf("service port is not canonical (%v):\n%+v", err, p)
 			}
 		}

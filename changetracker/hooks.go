@@ -53,7 +53,7 @@ func (c *config) decorateService(p *ServicePort, service *v1.Service) *ServicePo
 		return p
 	}
 	decorated.Name, decorated.Family = p.Name, p.Family
-	if err := decorated.canonicalise(); err != nil {
+	if err := decorated.canonicalise(len(service.Spec.Ports)); err != nil {
 		c.warn("hook left an invalid service port, which is ignored", zap.Stringer("service_port", p.Name), zap.Error(err))
 		return p
 	}

@@ -86,7 +86,11 @@ type ServicePort struct {
 	// LoadBalancerSourceRanges are the sources that may use the LoadBalancerVIPs. Empty means
 	// all, unless DenyAllSources is set.
 	LoadBalancerSourceRanges []netip.Prefix
-	// DenyAllSources closes the LoadBalancerVIPs to all sources. The trackers set it only with
+	// DeniedSources may not use the LoadBalancerVIPs. The trackers leave it empty, and take what DecorateService or Set
+	// gives out of LoadBalancerSourceRanges: that makes a few ranges for each. If more than 32,768 pairs of a load
+	// balancer IP and a range would remain of all ports of the Service, DenyAllSources is set.
+	DeniedSources []netip.Prefix
+	// DenyAllSources closes the LoadBalancerVIPs to all sources. The trackers set it for DeniedSources, and with
 	// Options.StrictSourceRanges, if a Service has source ranges but none of this family.
 	DenyAllSources bool
 	// InternalPolicyLocal is false without a ClusterIP.
@@ -184,7 +188,7 @@ func (p *ServicePort) equalPolicies(o *ServicePort) bool {
 func (p *ServicePort) equalLists(o *ServicePort) bool {
 	return slices.Equal(p.ExternalIPs, o.ExternalIPs) &&
 		slices.Equal(p.LoadBalancerVIPs, o.LoadBalancerVIPs) &&
-		slices.Equal(p.LoadBalancerSourceRanges, o.LoadBalancerSourceRanges)
+		slices.Equal(p.LoadBalancerSourceRanges, o.LoadBalancerSourceRanges) && slices.Equal(p.DeniedSources, o.DeniedSources)
 }
 
 // Ext returns a payload that a decorate hook stored. ok is false if v holds another type or
@@ -203,5 +207,6 @@ func (p *ServicePort) clone() *ServicePort {
 	c.ExternalIPs = slices.Clone(p.ExternalIPs)
 	c.LoadBalancerVIPs = slices.Clone(p.LoadBalancerVIPs)
 	c.LoadBalancerSourceRanges = slices.Clone(p.LoadBalancerSourceRanges)
+	c.DeniedSources = slices.Clone(p.DeniedSources)
 	return &c
 }

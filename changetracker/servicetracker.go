@@ -68,7 +68,7 @@ func canonicalPorts(name types.NamespacedName, ports []ServicePort) (canonical p
 	var errs []error
 	for i := range ports {
 		p := ports[i].clone()
-		if err := p.canonicalise(); err != nil {
+		if err := p.canonicalise(len(ports)); err != nil {
 			errs = append(errs, fmt.Errorf("service port %s: %w", p.Name, err))
 			continue
 		}

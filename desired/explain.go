@@ -298,7 +298,11 @@ func (e *explaining) served(s *Service, f *Frontend) {
 	}
 	if f.Restricted && !contains(f.SourceRanges, e.Packet.Source) {
 		e.Verdict, e.Scope = VerdictDrop, 0
-		e.because("source %v is not in the source ranges %v", e.Packet.Source, f.SourceRanges)
+		if contains(s.Port.DeniedSources, e.Packet.Source) {
+			e.because("source %v is in the denied ranges %v", e.Packet.Source, s.Port.DeniedSources)
+		} else {
+			e.because("source %v is not in the source ranges %v", e.Packet.Source, f.SourceRanges)
+		}
 		e.list(s)
 		return
 	}

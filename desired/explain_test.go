@@ -184,6 +184,13 @@ func TestWhatIsExplained(t *testing.T) {
 			endpoints: []changetracker.Endpoint{here, standby(there)}, packet: packetTo("203.0.113.1:30080"),
 			verdict: VerdictForward, service: "test/web:http", reason: "60 % of its endpoints are enough",
 		},
+		"a denied source": {
+			change: func(p *changetracker.ServicePort) {
+				p.DeniedSources = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/1"), netip.MustParsePrefix("128.0.0.0/1")}
+			},
+			endpoints: []changetracker.Endpoint{there}, packet: packetTo("203.0.113.1:30080"),
+			verdict: VerdictDrop, service: "test/web:http", reason: "is in the denied ranges [0.0.0.0/1 128.0.0.0/1]",
+		},
 		"an address that other nodes have": {
 			change: exposedElsewhere, endpoints: []changetracker.Endpoint{there}, packet: packetTo("203.0.113.1:30080"),
 			verdict: VerdictPass, reason: `test/web:http has 203.0.113.1:30080/TCP on nodes with "pool=edge"`,

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -25,6 +26,11 @@ func endsConnections() ServiceOption { return annotated(annotationEnd, "true") }
 func chooseEnding(p *changetracker.ServicePort, s *v1.Service) {
 	p.EndConnections, p.Failover.End = s.Annotations[annotationEnd] != "", s.Annotations[annotationFailoverEnd] != ""
 	p.KeepFlows = s.Annotations[annotationKeepFlows] != ""
+	for text := range strings.FieldsSeq(s.Annotations[annotationDenied]) {
+		if r := netip.MustParsePrefix(text); r.Addr().Is4() == (p.Family == v1.IPv4Protocol) {
+			p.DeniedSources = append(p.DeniedSources, r)
+		}
+	}
 	p.ExposeOn = changetracker.NodeSelector(s.Annotations[annotationExpose])
 }
 

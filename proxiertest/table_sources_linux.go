@@ -36,6 +36,14 @@ func sourceRangeScenarios() []scenario {
 			every([]place{nodeAsVIP}, balancer, masqueradedTo(pod1, remote0))),
 		packets("PKT-43", "The node is dropped if its address is outside the ranges.", setupDefault, guarded(nodeOnly),
 			every([]place{node}, balancer, isDropped())),
+		packets("PKT-41/denied", "Packets of denied sources are dropped, and those of all others are accepted.", setupDefault,
+			guarded(annotated(annotationDenied, "198.51.100.2/32 2001:db8:c::2/128 10.244.1.0/24 fd00:10:244:1::/64")),
+			every([]place{client, pod0}, balancer, isDropped()),
+			every([]place{otherClient, remote0, node}, balancer, masqueradedTo(pod1, remote0))),
+		packets("PKT-41/denied_in_ranges", "A denied source is dropped, although it is within the source ranges.", setupDefault,
+			guarded(SourceRanges("198.51.100.0/24", "2001:db8:c::/64"), annotated(annotationDenied, "198.51.100.2/32 2001:db8:c::2/128")),
+			every([]place{client, pod0, node}, balancer, isDropped()),
+			every([]place{otherClient}, balancer, masqueradedTo(pod1, remote0))),
 		packets("PKT-44", "Source ranges do not apply to node ports, external IPs and ClusterIPs.",
 			setupDefault, ranges("198.51.100.2/32", "2001:db8:c::2/128"),
 			every([]place{otherClient, pod0, node}, []target{nodePort, externalIP}, masqueradedTo(pod1, remote0)),
@@ -60,6 +68,9 @@ func sourceRangeScenarios() []scenario {
 			setupDefault, ranges("2001:db8:c::2/128"), every(everybody, balancer, masqueradedTo(pod1, remote0))).in(v1.IPv4Protocol),
 	}
 }
+
+// annotationDenied has ServicePort.DeniedSources.
+const annotationDenied = "proxiertest/denied-sources"
 
 func emptySourceRangeScenarios(f Features) []scenario {
 	outside := isDropped()

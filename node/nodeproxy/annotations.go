@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/maphash"
 	"math"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,6 +35,9 @@ const (
 
 	// keepAnnotation lets UDP flows of a Service stay with endpoints that are only not ready, if it is "true".
 	keepAnnotation = "serviceplane.io/keep-flows"
+
+	// deniedAnnotation has a Service's DeniedSources, separated by commas.
+	deniedAnnotation = "serviceplane.io/denied-sources"
 
 	// exposeAnnotation is a Service's ExposeOn.
 	exposeAnnotation = "serviceplane.io/expose-on"
@@ -66,6 +70,11 @@ const maxSaid = 10_000
 
 // ignore logs that the annotation of an object has no effect.
 func (a *annotations) ignore(of metav1.Object, name, value string, err error) {
+	a.say("annotation is ignored: its value is invalid", of, name, value, err)
+}
+
+// say logs what the value of an annotation leads to.
+func (a *annotations) say(message string, of metav1.Object, name, value string, err error) {
 	object := of.GetNamespace() + "/" + of.GetName()
 	at, hash := annotationOf{object, name}, maphash.String(a.seed, value)
 	a.mu.Lock()
@@ -77,7 +86,7 @@ func (a *annotations) ignore(of metav1.Object, name, value string, err error) {
 		clear(a.said)
 	}
 	a.said[at] = hash
-	a.log.Warn("annotation is ignored: its value is invalid", zap.String("object", object), zap.String("annotation", name), zap.String("value", readable(value)), zap.Error(short(err)))
+	a.log.Warn(message, zap.String("object", object), zap.String("annotation", name), zap.String("value", readable(value)), zap.Error(short(err)))
 }
 
 // truth reads whether an annotation is true. ok is false if there is none that can be read.
@@ -139,6 +148,7 @@ func (a *annotations) service(p *changetracker.ServicePort, s *v1.Service) {
 	p.EndConnections, _ = a.truth(s, endAnnotation)
 	p.KeepFlows, _ = a.truth(s, keepAnnotation)
 	p.Failover.End, _ = a.truth(s, failoverEndAnnotation)
+	a.deny(p, s)
 	p.ExposeOn, _ = interpret(a, s, exposeAnnotation, changetracker.ParseNodeSelector)
 	if share, ok := a.number(s, failoverShareAnnotation, 100); ok {
 		p.Failover.Share = uint8(share)
@@ -159,6 +169,47 @@ func (a *annotations) service(p *changetracker.ServicePort, s *v1.Service) {
 	if s.Annotations[ciliumAnnotation] == "maglev" {
 		p.Balancing = changetracker.SourcePortHash
 	}
+}
+
+// longestDenied bounds the time that the sources of each port take.
+const longestDenied = 16 << 10
+
+// deny denies sources, or all of them if the annotation is invalid: whoever writes it wants to keep somebody out.
+func (a *annotations) deny(p *changetracker.ServicePort, s *v1.Service) {
+	text, ok := s.Annotations[deniedAnnotation]
+	if !ok {
+		return
+	}
+	denied, err := parseSources(text)
+	if err != nil {
+		a.say("load balancer IPs are closed to all sources: the value of the annotation is invalid", s, deniedAnnotation, text, err)
+		p.DenyAllSources = true
+		return
+	}
+	ofFamily := func(r netip.Prefix) bool { return r.Addr().Is4() == (p.Family == v1.IPv4Protocol) }
+	for _, r := range denied {
+		if ofFamily(r) {
+			p.DeniedSources = append(p.DeniedSources, r)
+		}
+	}
+}
+
+// parseSources parses ranges and addresses that are separated by commas.
+func parseSources(text string) (all []netip.Prefix, err error) {
+	if len(text) > longestDenied {
+		return nil, fmt.Errorf("it has %d bytes: want %d at most", len(text), longestDenied)
+	}
+	for one := range strings.SplitSeq(text, ",") {
+		r, ok := changetracker.ParsePrefix(one)
+		if a, isAddr := changetracker.ParseAddr(one); isAddr && !ok {
+			r, ok = netip.PrefixFrom(a, a.BitLen()), true
+		}
+		if !ok {
+			return nil, fmt.Errorf("%q: want a range such as 192.0.2.0/24, or an address", readable(one))
+		}
+		all = append(all, r)
+	}
+	return all, nil
 }
 
 var errNoEquivalent = errors.New("no policy is like this scheduler: endpoints are chosen at random")

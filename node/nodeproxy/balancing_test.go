@@ -1,6 +1,7 @@
 package nodeproxy
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -85,6 +86,26 @@ func TestAnnotationsOfNodes(t *testing.T) {
 		newAnnotations(zap.New(log)).service(&p, proxiertest.Service("test", "web", func(s *v1.Service) { s.Annotations = annotated(exposeAnnotation, text) }))
 		if p.ExposeOn != c.want || logs.Len() != c.lines {
 			t.Errorf("%q: %q and %d lines, want %q and %d", text, p.ExposeOn, logs.Len(), c.want, c.lines)
+		}
+	}
+}
+
+func TestAnnotationsOfDeniedSources(t *testing.T) {
+	for text, c := range map[string]struct {
+		want   string
+		closed bool
+	}{
+		"192.0.2.0/24, 2001:db8::/32 ,198.51.100.7": {"[192.0.2.0/24 198.51.100.7/32]", false},
+		"2001:db8::1":                      {"[]", false},
+		"192.0.2.0/24, everybody":          {"[]", true},
+		"":                                 {"[]", true},
+		strings.Repeat("192.0.2.1,", 2000): {"[]", true},
+	} {
+		log, logs := observer.New(zapcore.WarnLevel)
+		p := changetracker.ServicePort{Family: v1.IPv4Protocol}
+		newAnnotations(zap.New(log)).service(&p, proxiertest.Service("test", "web", func(s *v1.Service) { s.Annotations = annotated(deniedAnnotation, text) }))
+		if got := fmt.Sprint(p.DeniedSources); got != c.want || p.DenyAllSources != c.closed || (logs.Len() == 1) != c.closed {
+			t.Errorf("%.60q: %s, closed %v and %d lines; want %+v", text, got, p.DenyAllSources, logs.Len(), c)
 		}
 	}
 }
