@@ -273,6 +273,9 @@ func (w *world) service(name string) *v1.Service {
 	if w.below(4) == 1 {
 		oracle.SetKeepFlows(s)
 	}
+	if w.below(4) == 1 {
+		oracle.SetDenied(s, someOf(w.choices, "192.0.2.8/29", "192.0.2.10/32", "192.0.0.0/15", "2001:db8:7::/48", "::/1")...)
+	}
 	if w.below(6) == 1 {
 		oracle.SetExposeOn(s, oneOf(w.choices, "a", "b"))
 	}

@@ -233,8 +233,11 @@ func sources(c *oracle.Cluster, is4 bool) []source {
 	}
 	edges := slices.Clone(pods)
 	for _, s := range c.Services {
+		ranges := slices.Concat(oracle.Denied(s, v1.IPv4Protocol), oracle.Denied(s, v1.IPv6Protocol))
 		for _, text := range s.Spec.LoadBalancerSourceRanges {
-			r := netip.MustParsePrefix(text)
+			ranges = append(ranges, netip.MustParsePrefix(text))
+		}
+		for _, r := range ranges {
 			edges = append(edges, r.Addr(), r.Addr().Prev(), last(r), last(r).Next())
 		}
 		for _, ingress := range s.Status.LoadBalancer.Ingress {

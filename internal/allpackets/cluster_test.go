@@ -137,6 +137,9 @@ func (m *maker) service(name string, i int) *v1.Service {
 	if m.IntN(4) == 0 {
 		oracle.SetFailover(s, pick(m, 0, 50, 100), m.IntN(2) == 0)
 	}
+	if m.IntN(4) == 0 {
+		oracle.SetDenied(s, m.some("192.0.2.8/29", "198.51.100.0/26", "10.244.2.0/25", "2001:db8::f/128", "2001:db8:5::/65")...)
+	}
 	if m.IntN(6) == 0 {
 		oracle.SetExposeOn(s, pick(m, "a", "b"))
 	}

@@ -2,6 +2,7 @@ package oracle
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -10,12 +11,13 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 )
 
-// The API has no fields for groups of endpoints, maintenance, Failover and ExposeOn. In a Cluster, the host name of an endpoint
+// The API has no fields for groups of endpoints, maintenance, Failover, ExposeOn and DeniedSources. In a Cluster, the host name of an endpoint
 // stands for the first two, and annotations of a Service for the others.
 const (
 	annotationFailover = "oracle/failover"
 	annotationKeep     = "oracle/keep-flows"
 	annotationExpose   = "oracle/expose-on"
+	annotationDenied   = "oracle/denied-sources"
 	labelPool          = "pool"
 	hostGroup          = "group-%d"
 	hostMaintenance    = "maintenance"
@@ -47,6 +49,21 @@ func exposed(s *v1.Service, node *changetracker.Node) bool {
 	return !some || node.Labels[labelPool] == pool
 }
 
+// SetDenied denies sources.
+func SetDenied(s *v1.Service, ranges ...string) {
+	annotate(s, annotationDenied, strings.Join(ranges, " "))
+}
+
+// Denied are the denied sources of a family.
+func Denied(s *v1.Service, family v1.IPFamily) (ranges []netip.Prefix) {
+	for text := range strings.FieldsSeq(s.Annotations[annotationDenied]) {
+		if r := netip.MustParsePrefix(text); r.Addr().Is4() == (family == v1.IPv4Protocol) {
+			ranges = append(ranges, r)
+		}
+	}
+	return ranges
+}
+
 func annotate(s *v1.Service, name, value string) {
 	if s.Annotations == nil {
 		s.Annotations = map[string]string{}
@@ -73,6 +90,7 @@ func (c *Cluster) Tracker() changetracker.ObjectOptions {
 		StrictSourceRanges: c.StrictSourceRanges,
 		DecorateService: func(p *changetracker.ServicePort, s *v1.Service) {
 			share, end := failover(s)
+			p.DeniedSources = Denied(s, p.Family)
 			p.KeepFlows = s.Annotations[annotationKeep] != ""
 			if pool, some := s.Annotations[annotationExpose]; some {
 				p.ExposeOn = changetracker.NodeSelector(labelPool + "=" + pool)

@@ -355,22 +355,22 @@ func (d *Decision) act(f *Frontend, anywhere bool) {
 }
 
 // sourceRanges: a /0 opens everything (PKT-45). A list without a range of the family opens
-// too (PKT-46), unless it is configured to close. Where the node's primary address is
+// too (PKT-46), unless it is configured to close. Denied sources are not admitted. Where the node's primary address is
 // admitted, so are the VIPs, since they may be addresses of the node (PKT-42).
 func (o *oracle) sourceRanges(p *servicePort) (restricted bool, ranges []netip.Prefix) {
-	given := p.service.Spec.LoadBalancerSourceRanges
-	for _, text := range given {
-		r, err := netip.ParsePrefix(text)
-		if err != nil || r.Addr().Is4() != (o.family == v1.IPv4Protocol) {
-			continue
-		}
-		if r.Bits() == 0 {
-			return false, nil
-		}
-		ranges = append(ranges, r.Masked())
+	ranges, closed := o.givenRanges(p)
+	if closed {
+		return true, nil
+	}
+	denied := Denied(p.service, o.family)
+	if len(ranges) == 0 && len(denied) == 0 {
+		return false, nil
 	}
 	if len(ranges) == 0 {
-		return len(given) > 0 && o.StrictSourceRanges, nil
+		ranges = []netip.Prefix{everything(o.family)}
+	}
+	if ranges = without(outermost(ranges), denied); len(ranges) == 0 {
+		return true, nil
 	}
 	ofFamily := slices.IndexFunc(o.Node.Addresses, func(a netip.Addr) bool { return a.Is4() == (o.family == v1.IPv4Protocol) })
 	if ofFamily >= 0 && within(ranges, o.Node.Addresses[ofFamily]) {
@@ -378,7 +378,55 @@ func (o *oracle) sourceRanges(p *servicePort) (restricted bool, ranges []netip.P
 			ranges = append(ranges, netip.PrefixFrom(a, a.BitLen()))
 		}
 	}
-	var outer []netip.Prefix
+	return true, outermost(ranges)
+}
+
+// givenRanges are those of the family; none is all, unless closed.
+func (o *oracle) givenRanges(p *servicePort) (ranges []netip.Prefix, closed bool) {
+	given := p.service.Spec.LoadBalancerSourceRanges
+	for _, text := range given {
+		r, err := netip.ParsePrefix(text)
+		if err != nil || r.Addr().Is4() != (o.family == v1.IPv4Protocol) {
+			continue
+		}
+		if r.Bits() == 0 {
+			return nil, false
+		}
+		ranges = append(ranges, r.Masked())
+	}
+	return ranges, len(ranges) == 0 && len(given) > 0 && o.StrictSourceRanges
+}
+
+func everything(family v1.IPFamily) netip.Prefix {
+	if family == v1.IPv4Protocol {
+		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	}
+	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+}
+
+// without cuts each denied range out: what remains around it is the other half of each range that has it.
+func without(ranges, denied []netip.Prefix) []netip.Prefix {
+	for _, d := range denied {
+		var left []netip.Prefix
+		for _, r := range ranges {
+			if !r.Overlaps(d) {
+				left = append(left, r)
+				continue
+			}
+			for bits := d.Bits(); bits > r.Bits(); bits-- {
+				other := d.Addr().AsSlice()
+				other[(bits-1)/8] ^= 0x80 >> ((bits - 1) % 8)
+				a, _ := netip.AddrFromSlice(other)
+				left = append(left, netip.PrefixFrom(a, bits).Masked())
+			}
+		}
+		ranges = left
+	}
+	return ranges
+}
+
+// outermost are the ranges that no other one has, sorted.
+func outermost(ranges []netip.Prefix) (outer []netip.Prefix) {
 	for _, r := range ranges {
 		inside := func(o netip.Prefix) bool { return o.Bits() < r.Bits() && o.Contains(r.Addr()) }
 		if !slices.ContainsFunc(ranges, inside) && !slices.Contains(outer, r) {
@@ -386,7 +434,7 @@ func (o *oracle) sourceRanges(p *servicePort) (restricted bool, ranges []netip.P
 		}
 	}
 	slices.SortFunc(outer, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
-	return true, outer
+	return outer
 }
 
 // endpoint is what one slice says about one address. Absent conditions mean ready, serving
