@@ -172,7 +172,7 @@ func New(config Config, deps proxier.Deps) (*proxier.Proxier, error) {
 
 // Abilities implements proxier.Engine.
 func (e *engine) Abilities() proxier.Abilities {
-	return proxier.Abilities{OwnsNames: true, Watch: e.Watch, Plan: e.Plan, Dump: e.Dump, Counts: e.Counts, Verify: e.Verify}
+	return proxier.Abilities{OwnsNames: true, Part: nftables.PartSize, Watch: e.Watch, Plan: e.Plan, Dump: e.Dump, Counts: e.Counts, Verify: e.Verify}
 }
 
 // Traits implements proxier.Engine.

@@ -159,13 +159,13 @@ func (e *Engine) generationFrom(ctx context.Context, k kernel) (uint32, error) {
 	return id, err
 }
 
-// partSize is how many service ports an Update should have: BenchmarkStalls measures how long a small change waits for a part
+// PartSize is how many service ports an Update should have: BenchmarkStalls measures how long a small change waits for a part
 // of a large one.
-const partSize = 1000
+const PartSize = 1000
 
 // Abilities implements proxier.Engine.
 func (e *Engine) Abilities() proxier.Abilities {
-	return proxier.Abilities{OwnsNames: true, Part: partSize, Watch: e.Watch, Plan: e.Plan, Dump: e.Dump, Counts: e.Counts, Verify: e.Verify}
+	return proxier.Abilities{OwnsNames: true, Part: PartSize, Watch: e.Watch, Plan: e.Plan, Dump: e.Dump, Counts: e.Counts, Verify: e.Verify}
 }
 
 // Close closes the netlink socket. The kernel objects stay. A later call opens a
