@@ -131,7 +131,7 @@ func (f *family) placePorts(from string, name types.NamespacedName, ports []*Ser
 		return false
 	}
 	s = f.service(name)
-	ports = s.offer(from, ports)
+	ports = s.offer(from, f.exposed(ports))
 	byName := func(x, y **ServicePort) int { return (*x).Name.Compare((*y).Name) }
 	walk(s.ports, ports, byName, func(old, next **ServicePort) {
 		switch {

@@ -17,7 +17,8 @@ type Node struct {
 	Addresses []netip.Addr
 	// PodCIDRs are the ranges of the addresses of the node's own pods.
 	PodCIDRs []netip.Prefix
-	// Labels are those of the Node object, for ServicePort.ExposeOn.
+	// Labels are those of the Node object, for ServicePort.ExposeOn. A change of labels is a change of the Services that
+	// ask for others.
 	Labels map[string]string
 	// Draining is why load balancers should send no new connections to the node, which is about
 	// to be removed; empty if they may (KEP-3836). It does not change what is programmed.

@@ -1,6 +1,8 @@
 package changetracker
 
 import (
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -45,30 +47,98 @@ func TestANodeSelector(t *testing.T) {
 	}
 }
 
-// TestLabelsOfTheNodeChange: they matter, and cost a full sync, only if a Service asks for nodes.
+func TestALongSelectorIsRefused(t *testing.T) {
+	text := strings.TrimSuffix(strings.Repeat("a in(b),", 128), ",") // in full, "a in (b)" is longer
+	if selector, err := ParseNodeSelector(text); len(text) > longestSelector || err == nil || selector != NoNode {
+		t.Errorf("%d bytes are %q (%v), want an error and no node", len(text), selector, err)
+	}
+	if canonical, err := ParseNodeSelector(string(NoNode)); err != nil || canonical != NoNode {
+		t.Errorf("NoNode is %q, %v", canonical, err)
+	}
+	for _, node := range []Node{{}, {Labels: map[string]string{"serviceplane.io/none": "x"}}} {
+		if NoNode.Matches(&node) {
+			t.Errorf("NoNode selects %v", node)
+		}
+	}
+}
+
+// exposedOn has all kinds of external frontends on some nodes.
+func exposedOn(selector NodeSelector) func(*ServicePort) {
+	return func(p *ServicePort) {
+		p.ExposeOn, p.NodePort, p.HealthCheckNodePort, p.ExternalPolicyLocal = selector, 30080, 30081, true
+		p.ExternalIPs, p.LoadBalancerVIPs = []netip.Addr{netip.MustParseAddr("192.0.2.1")}, []netip.Addr{netip.MustParseAddr("192.0.2.2")}
+	}
+}
+
+// TestLabelsOfTheNodeChange: a change of labels is a change of the Services that select other nodes then, and of no other.
 func TestLabelsOfTheNodeChange(t *testing.T) {
-	tracker := mustTracker(t)
 	node := func(pool string) Node { return Node{Name: "n", Labels: map[string]string{"pool": pool}} }
-	tracker.SetNode(node("a"))
-	setPort(t, tracker, "ns/1", 1, nodePort(1))
+	tracker := mustTracker(t, func(o *Options) { o.Node = node("a") })
+	setPort(t, tracker, "ns/always", 1, nodePort(1))
+	setPort(t, tracker, "ns/on-b", 2, exposedOn("pool in(b)"))
+	setPort(t, tracker, "ns/not-on-c", 3, exposedOn("pool != c"))
 	applyPart(t, tracker, Part{})
-	if tracker.SetNode(node("b")) {
-		t.Error("labels change something, and no Service asks for nodes")
+	want := func(when string, full bool, changed ...string) (delta Delta) {
+		t.Helper()
+		delta, got := applyPart(t, tracker, Part{})
+		if delta.Full != full || !slices.Equal(got, changed) {
+			t.Errorf("%s: %v changed, full %v; want %v, %v", when, got, delta.Full, changed, full)
+		}
+		for _, p := range delta.After.All() {
+			n := delta.After.Node()
+			exposed, whole := p.NodePort != 0, p.Elsewhere()
+			if exposed != p.ExposeOn.Matches(&n) || exposed != (whole == nil) || !exposed && (whole.NodePort == 0 || len(p.ExternalIPs)+len(p.LoadBalancerVIPs)+int(p.HealthCheckNodePort) > 0) {
+				t.Errorf("%s: %v with %q is exposed %v, elsewhere %v", when, p, p.ExposeOn, exposed, whole)
+			}
+		}
+		return delta
 	}
-	setPort(t, tracker, "ns/2", 2, func(p *ServicePort) { p.ExposeOn = "pool = c" })
-	delta, _ := applyPart(t, tracker, Part{})
-	port, _ := delta.After.Service(delta.Changes[0].Name)
-	if delta.Full || port.ExposeOn != "pool=c" || delta.After.Node().Labels["pool"] != "b" {
-		t.Errorf("full %v, selector %q, node %+v", delta.Full, port.ExposeOn, delta.After.Node())
+	if tracker.SetNode(node("d")) {
+		t.Error("labels that no Service asks for change something")
 	}
-	if tracker.SetNode(node("b")) || !tracker.SetNode(node("c")) {
-		t.Error("a change of labels is not found out")
+	want("d", false)
+	if !tracker.SetNode(node("b")) || tracker.SetNode(node("b")) {
+		t.Error("a change of labels is not found out, or twice")
 	}
-	if delta, _ := applyPart(t, tracker, Part{}); !delta.Full {
-		t.Error("the sync after a change of labels is not full")
+	want("b", false, "ns/on-b")
+	tracker.SetNode(node("c"))
+	want("c", false, "ns/not-on-c", "ns/on-b")
+	if ports := want("c again", false).After.HealthCheckNodePorts(); len(ports) > 0 {
+		t.Errorf("Services that are not exposed have health check node ports: %v", ports)
 	}
+	setPort(t, tracker, "ns/on-b", 2, exposedOn("pool=b"), externalIP("192.0.2.3"))
+	want("another external IP elsewhere", false, "ns/on-b")
+	tracker.SetNode(node("b"))
+	if p, _ := want("b again", false, "ns/not-on-c", "ns/on-b").After.Service(ServicePortName{NamespacedName: nameIn("ns/on-b"), Protocol: v1.ProtocolTCP}); len(p.ExternalIPs) != 2 {
+		t.Errorf("external IPs %v, want the new one too", p.ExternalIPs)
+	}
+	moved := node("c")
+	moved.Zone = "z"
+	tracker.SetNode(moved)
+	want("another zone", true, "ns/not-on-c", "ns/on-b")
 	invalid := ServicePort{Name: ServicePortName{NamespacedName: nameIn("ns/3"), Protocol: v1.ProtocolTCP}, Family: v1.IPv4Protocol, Port: 80, NodePort: 2, ExposeOn: "=("}
 	if _, err := tracker.Services.Set(invalid.Name.NamespacedName, invalid); err == nil || !strings.Contains(err.Error(), "ExposeOn") {
 		t.Errorf("Set of an invalid selector = %v", err)
+	}
+}
+
+// TestLabelsAndSources: the ports of a Source that does not count follow the labels, too.
+func TestLabelsAndSources(t *testing.T) {
+	tracker := mustTracker(t)
+	setPort(t, tracker, "ns/1", 1)
+	port := ServicePort{Name: ServicePortName{NamespacedName: nameIn("ns/1"), Protocol: v1.ProtocolTCP}, Port: 80, ClusterIP: vipOf(2)}
+	exposedOn("pool=a")(&port)
+	if _, err := tracker.Source("west").Services.Set(port.Name.NamespacedName, port); err != nil {
+		t.Fatal(err)
+	}
+	for i, pool := range []string{"a", "b", "a"} {
+		tracker.SetNode(Node{Labels: map[string]string{"pool": pool}})
+		if i == 2 {
+			tracker.Services.Delete(port.Name.NamespacedName)
+		}
+	}
+	delta, _ := applyPart(t, tracker, Part{})
+	if p, _ := delta.After.Service(port.Name); p.ClusterIP != vipOf(2) || p.NodePort != 30080 {
+		t.Errorf("the port of the other Source is %+v, want it exposed", p)
 	}
 }

@@ -30,11 +30,9 @@ type queue struct {
 	moved   map[frontendKey]*passage
 }
 
-// passage is what becomes of a frontend: the dirty Services that have won or lost it, some of which may be taken.
-type passage struct {
-	marks        []*mark
-	wins, losses int // of those that are not taken
-}
+// passage is what becomes of a frontend: the dirty Services that have won it, and those that have lost it. Some may be
+// taken, or both.
+type passage struct{ won, lost line }
 
 // way is how a frontend moves. A Service may both lose and win it.
 type way uint8
@@ -44,34 +42,22 @@ const (
 	lost
 )
 
-// with returns the marks that must be in one part: all, if a Service loses the frontend and another one wins it. If all
-// win it, or all lose it, their order does not matter.
-func (p *passage) with() []*mark {
-	if p.wins == 0 || p.losses == 0 {
-		return nil
+// with removes the marks that must come with one that is taken: all, if one of them loses the frontend and another one
+// wins it. An address with all its ports needs only one that wins it for each one that loses it. If all win it, or all
+// lose it, they may come one by one: between them, another one of them may have it.
+func (p *passage) with(f frontendKey, w way) (marks line) {
+	passesOn, takesOver := w&lost != 0 && p.won.first() != nil, w&won != 0 && p.lost.first() != nil
+	switch {
+	case f.port != 0 && (passesOn || takesOver):
+		marks = append(p.won, p.lost...)
+		p.won, p.lost = nil, nil
+	case f.port == 0 && passesOn:
+		marks = p.won[:1]
 	}
-	return p.marks
+	return marks
 }
 
-// count adds n marks.
-func (p *passage) count(w way, n int) {
-	if w&won != 0 {
-		p.wins += n
-	}
-	if w&lost != 0 {
-		p.losses += n
-	}
-}
-
-// leave removes a mark that is taken. It keeps at most as many of them as there are others.
-func (p *passage) leave(w way) (empty bool) {
-	p.count(w, -1)
-	left := p.wins + p.losses
-	if len(p.marks) > 2*left {
-		p.marks = slices.DeleteFunc(p.marks, func(m *mark) bool { return m.taken })
-	}
-	return left == 0
-}
+func (p *passage) empty() bool { return p.won.first() == nil && p.lost.first() == nil }
 
 // smallQueue is how many Services a queue has that is used again.
 const smallQueue = 64
@@ -161,13 +147,16 @@ func (q *queue) take(taken []*mark, m *mark) []*mark {
 	for i := len(taken) - 1; i < len(taken); i++ {
 		for f, w := range taken[i].moved {
 			p := q.moved[f]
-			for _, other := range p.with() {
+			if p == nil {
+				continue
+			}
+			for _, other := range p.with(f, w) {
 				if !other.taken {
 					other.taken = true
 					taken = append(taken, other)
 				}
 			}
-			if p.leave(w) {
+			if p.empty() {
 				delete(q.moved, f)
 			}
 		}
@@ -226,11 +215,11 @@ func (q *queue) recordOne(m *mark, w way, f frontendKey) {
 		p = &passage{}
 		q.moved[f] = p
 	}
-	if known == 0 {
-		p.marks = append(p.marks, m)
+	if m.moved[f] = known | w; w == won {
+		p.won = append(p.won, m)
+	} else {
+		p.lost = append(p.lost, m)
 	}
-	m.moved[f] = known | w
-	p.count(w, 1)
 }
 
 // checkedPort is the health check node port, 0 for none.

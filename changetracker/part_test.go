@@ -328,8 +328,8 @@ func TestWhoClaimsAFrontendIsInParts(t *testing.T) {
 			t.Errorf("a part has %d Services, want %d at most", len(changed), size+1)
 		}
 		for key, p := range f.queue.moved {
-			if left := p.wins + p.losses; left == 0 || len(p.marks) > 2*left || left > 2*len(f.dirty) {
-				t.Fatalf("%d marks are stored of %v, which %d of %d Services win or lose", len(p.marks), key, left, len(f.dirty))
+			if n := len(p.won) + len(p.lost); n == 0 || n > 2*len(f.dirty) {
+				t.Fatalf("%d marks are stored of %v, and %d Services are dirty", n, key, len(f.dirty))
 			}
 		}
 		return delta.More
@@ -347,6 +347,31 @@ func TestWhoClaimsAFrontendIsInParts(t *testing.T) {
 		setPort(t, tracker, fmt.Sprintf("ns/%d", i%services), 1+i%services, claim, nodePort(uint16(1+i)))
 		if i%size == 0 {
 			apply()
+		}
+	}
+}
+
+// TestAnAddressPassesToOne: if many Services with other ports win the external address of one that loses it, one of them is
+// in its part.
+func TestAnAddressPassesToOne(t *testing.T) {
+	tracker := mustTracker(t)
+	shared := externalIP("192.0.2.1")
+	on := func(n int) func(*ServicePort) { return func(p *ServicePort) { p.Port = uint16(n) } }
+	for i := range 20 {
+		setPort(t, tracker, fmt.Sprintf("old/%d", i), 1+i, shared, on(1+i))
+	}
+	applyPart(t, tracker, Part{})
+	for i := range 20 {
+		setPort(t, tracker, fmt.Sprintf("old/%d", i), 1+i, on(1+i))
+		setPort(t, tracker, fmt.Sprintf("new/%d", i), 101+i, shared, on(101+i))
+	}
+	for more := true; more; {
+		delta, changed := applyPart(t, tracker, Part{Size: 1})
+		if more = delta.More; len(changed) > 4 { // the oldest and one more, and who takes over from them
+			t.Errorf("a part has %v", changed)
+		}
+		if claimsOf(delta.After)[frontendKey{addr: netip.MustParseAddr("192.0.2.1")}] == 0 {
+			t.Fatal("nobody has the address")
 		}
 	}
 }

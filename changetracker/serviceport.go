@@ -97,8 +97,8 @@ type ServicePort struct {
 	InternalPolicyLocal bool
 	ExternalPolicyLocal bool
 	// ExposeOn selects the nodes that serve the external IPs, the load balancer IPs, the node port and the health check node
-	// port. On other nodes only the ClusterIP exists: packets to the other addresses are routed as usual. The
-	// trackers leave it empty: all nodes.
+	// port. If it does not select the tracker's node, the State has the service port without them: see Elsewhere. Packets to
+	// these addresses are then routed as usual. The trackers leave it empty: all nodes.
 	ExposeOn NodeSelector
 	// SessionAffinity is the timeout of ClientIP affinity; 0 means no affinity. The API allows
 	// 1s to 24h.
@@ -126,6 +126,8 @@ type ServicePort struct {
 	UID               types.UID
 	// Ext is a payload of the embedding program, which Options.DecorateService sets.
 	Ext any
+	// elsewhere is what Elsewhere returns.
+	elsewhere *ServicePort
 }
 
 // vips yields the ClusterIP, if there is one, and all other VIPs.
@@ -186,6 +188,9 @@ func (p *ServicePort) equalPolicies(o *ServicePort) bool {
 }
 
 func (p *ServicePort) equalLists(o *ServicePort) bool {
+	if (p.elsewhere == nil) != (o.elsewhere == nil) || p.elsewhere != nil && !p.elsewhere.Equal(o.elsewhere) {
+		return false
+	}
 	return slices.Equal(p.ExternalIPs, o.ExternalIPs) &&
 		slices.Equal(p.LoadBalancerVIPs, o.LoadBalancerVIPs) &&
 		slices.Equal(p.LoadBalancerSourceRanges, o.LoadBalancerSourceRanges) && slices.Equal(p.DeniedSources, o.DeniedSources)

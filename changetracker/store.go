@@ -251,8 +251,13 @@ func (s *store) setNode(node Node) (changed bool) {
 	was, is := s.node, node.canonical()
 	s.node = is
 	s.gate.known(InputNode)
-	if was.equal(&is) && (maps.Equal(was.Labels, is.Labels) || !s.selectsNodes()) {
-		return false
+	if !maps.Equal(was.Labels, is.Labels) {
+		for _, f := range s.families {
+			changed = f != nil && f.relabelled() || changed
+		}
+	}
+	if was.equal(&is) {
+		return changed
 	}
 	now := s.now()
 	for _, f := range s.families {
@@ -261,21 +266,6 @@ func (s *store) setNode(node Node) (changed bool) {
 		}
 	}
 	return true
-}
-
-// selectsNodes reports whether what a service port means depends on the labels of the node.
-func (s *store) selectsNodes() bool {
-	for _, f := range s.families {
-		if f == nil {
-			continue
-		}
-		for _, service := range f.services {
-			if slices.ContainsFunc(service.ports, func(p *ServicePort) bool { return p.ExposeOn != "" }) {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // waiting is Tracker.PendingSince.

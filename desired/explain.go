@@ -222,12 +222,12 @@ func (e *explaining) noService() {
 // notExposed names the service ports that other nodes serve at the destination.
 func (e *explaining) notExposed() {
 	to := e.Packet.Destination
-	names := e.State.ByAddr(to, e.protocol())
-	if e.isToNode() {
-		names = e.State.ByNodePort(to.Port(), e.protocol())
-	}
-	for name := range names {
-		if p, ok := e.State.Service(name); ok && !p.ExposeOn.Matches(&e.Resolver.Node) {
+	for name, p := range e.State.All() {
+		p = p.Elsewhere()
+		if p == nil || name.Protocol != e.protocol() {
+			continue
+		}
+		if e.isToNode() && p.NodePort == to.Port() || p.Port == to.Port() && (containsAddr(p.LoadBalancerVIPs, to.Addr()) || containsAddr(p.ExternalIPs, to.Addr())) {
 			e.because("%v has %v/%v on nodes with %q, and this node has other labels", name, to, e.Packet.Protocol, p.ExposeOn)
 		}
 	}

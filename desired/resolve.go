@@ -49,7 +49,7 @@ func (r *Resolver) frontends(s *Service, anyEndpoint bool) []Frontend {
 	}
 	add(r.clusterIP(p))
 	refuse := func(kind Kind, vip netip.Addr) {
-		if r.exposes(p, kind) && r.refuses(kind, p, vip) {
+		if r.has(kind) && r.refuses(kind, p, vip) {
 			s.Refused = append(s.Refused, vip)
 		}
 	}

@@ -84,7 +84,6 @@ func (r *Resolver) class(p *changetracker.ServicePort, zones bool) string {
 		class.WriteString(r.Node.Zone)
 	}
 	bit := func(b bool) { class.WriteString(" " + strconv.FormatBool(b)) }
-	bit(p.ExposeOn.Matches(&r.Node))
 	for _, vip := range p.LoadBalancerVIPs {
 		bit(r.refuses(LoadBalancer, p, vip))
 	}

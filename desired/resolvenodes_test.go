@@ -19,7 +19,6 @@ func nodesOf(n int) (all []changetracker.Node) {
 		all = append(all, changetracker.Node{
 			Name: fmt.Sprint("n", i), Zone: fmt.Sprint("zone-", i%3), Addresses: []netip.Addr{netip.AddrFrom4([4]byte{192, 0, 2, byte(i)})},
 			PodCIDRs: []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(i), 0}), 24)},
-			Labels:   map[string]string{"pool": fmt.Sprint(i % 4)},
 		})
 	}
 	return all
@@ -59,9 +58,6 @@ func randomServicePort(r *rand.Rand) changetracker.ServicePort {
 	}
 	if flip() {
 		p.LoadBalancerSourceRanges = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/29")}
-	}
-	if flip() {
-		p.ExposeOn = "pool in (1, 3)"
 	}
 	return p
 }
@@ -126,7 +122,6 @@ func TestNodesShareRows(t *testing.T) {
 		"policy Local":      {port: changetracker.ServicePort{InternalPolicyLocal: true}, distinct: 3},
 		"zone hints":        {hint: []string{"zone-0"}, distinct: 2 + 3},
 		"a VIP of one node": {port: changetracker.ServicePort{ExternalIPs: []netip.Addr{nodes[50].Addresses[0]}}, distinct: 3 + 1},
-		"a pool of nodes":   {port: changetracker.ServicePort{NodePort: 30080, ExposeOn: "pool=3"}, distinct: 3 + 1},
 		"a hook":            {edit: true, distinct: 100},
 	} {
 		t.Run(name, func(t *testing.T) {

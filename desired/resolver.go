@@ -1,7 +1,6 @@
 package desired
 
 import (
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -40,16 +39,11 @@ type Resolver struct {
 // equal reports whether two Resolvers are known to decide alike.
 func (r *Resolver) equal(o *Resolver) bool {
 	return r.EditSelection == nil && o.EditSelection == nil && r.MasqueradeAll == o.MasqueradeAll && r.DetectsPods == o.DetectsPods &&
-		r.Node.Name == o.Node.Name && r.Node.Zone == o.Node.Zone && maps.Equal(r.Node.Labels, o.Node.Labels)
+		r.Node.Name == o.Node.Name && r.Node.Zone == o.Node.Zone
 }
 
 // has reports whether frontends of a kind are programmed.
 func (r *Resolver) has(kind Kind) bool { return len(r.Kinds) == 0 || slices.Contains(r.Kinds, kind) }
-
-// exposes reports whether the node has frontends of an external kind for a service port.
-func (r *Resolver) exposes(p *changetracker.ServicePort, kind Kind) bool {
-	return r.has(kind) && p.ExposeOn.Matches(&r.Node)
-}
 
 // refuses reports whether a VIP would take over traffic to pods; or, as an external IP, traffic to the node
 // or to a reserved address.
@@ -78,13 +72,13 @@ func (r *Resolver) claims(p *changetracker.ServicePort, vip netip.Addr) bool {
 func (r *Resolver) kindOf(p *changetracker.ServicePort, vip netip.Addr) (kind Kind, asks bool) {
 	switch {
 	case !vip.IsValid():
-		return NodePort, p.NodePort != 0 && r.exposes(p, NodePort)
+		return NodePort, p.NodePort != 0 && r.has(NodePort)
 	case vip == p.ClusterIP && r.has(ClusterIP):
 		return ClusterIP, true
-	case containsAddr(p.LoadBalancerVIPs, vip) && r.exposes(p, LoadBalancer) && !r.refuses(LoadBalancer, p, vip):
+	case containsAddr(p.LoadBalancerVIPs, vip) && r.has(LoadBalancer) && !r.refuses(LoadBalancer, p, vip):
 		return LoadBalancer, true
 	default:
-		return ExternalIP, containsAddr(p.ExternalIPs, vip) && r.exposes(p, ExternalIP) && !r.refuses(ExternalIP, p, vip)
+		return ExternalIP, containsAddr(p.ExternalIPs, vip) && r.has(ExternalIP) && !r.refuses(ExternalIP, p, vip)
 	}
 }
 

@@ -31,8 +31,8 @@ type Announcement struct {
 // then get a Key that is announced already, and Withdraw one that is not. Syncs wait for the Announcer, so the context ends after a few seconds.
 type Announcer interface {
 	// Withdraw is called before the frontends are removed from the data plane, and before
-	// Cleanup. If a VIP gets another frontend in the same sync, Withdraw comes after Announce, or not at all if the Key
-	// stays: a VIP that passes between Services, or from port to port, stays announced.
+	// Cleanup. If a VIP gets another frontend in the same sync, Withdraw comes after Announce has succeeded, and not at all
+	// if the Key stays: a VIP that passes between Services, or from port to port, stays announced.
 	Withdraw(ctx context.Context, family v1.IPFamily, announcements []Announcement) error
 	// Announce is called after the frontends are programmed. If a Key is announced already,
 	// its Kind, Name or Port has changed.
@@ -69,40 +69,41 @@ func newAnnouncements(a Announcer, family v1.IPFamily) *announcements {
 	}
 }
 
-// withdrawRemoved withdraws the frontends that an Update removes, but for VIPs that get others. If that fails, the Update
-// continues, so that the Announcer cannot delay it, and announceProgrammed tries again.
+// withdrawRemoved withdraws the frontends that an Update removes. If that fails, the Update continues, so that the
+// Announcer cannot delay it, and announceProgrammed tries again. Those of a VIP that gets another one wait for that.
 func (b *announcements) withdrawRemoved(ctx context.Context, u *desired.Update) {
 	if b.announcer == nil {
 		return
 	}
 	b.next = make(map[changetracker.ServicePortName][]Announcement, len(u.Changes))
-	won := map[netip.Addr]bool{} // VIPs
+	stays, loses, gains := map[desired.Key]bool{}, map[desired.Key]bool{}, map[netip.Addr]bool{}
+	wanted := func(key desired.Key) {
+		stays[key] = true
+		if _, isAnnounced := b.announced[key]; !isAnnounced {
+			gains[key.VIP] = true
+		}
+	}
+	var gone []Announcement
 	for i := range u.Changes {
 		c := &u.Changes[i]
 		if c.After != nil {
 			b.next[c.Name] = announcementsOf(u.Now.View(), c.After)
 		}
 		for _, a := range b.next[c.Name] {
-			if b.programmed[a.Key].Name != a.Name {
-				won[a.Key.VIP] = true
-			}
+			wanted(a.Key)
 		}
-	}
-	var gone []Announcement
-	for i := range u.Changes {
-		c := &u.Changes[i]
 		for _, a := range b.of(c.Before) {
-			if !won[a.Key.VIP] && find(b.next[c.Name], a.Key) == nil {
-				gone = append(gone, a)
-			}
+			gone, loses[a.Key] = append(gone, a), true
 		}
 	}
-	for key := range b.changed {
-		if _, isProgrammed := b.programmed[key]; !isProgrammed && !won[key.VIP] { // an earlier withdrawal failed
+	for key := range b.changed { // what an earlier sync could not announce or withdraw
+		if _, isProgrammed := b.programmed[key]; !isProgrammed {
 			gone = append(gone, Announcement{Key: key})
+		} else if !loses[key] {
+			wanted(key)
 		}
 	}
-	_ = b.withdraw(ctx, gone)
+	_ = b.withdraw(ctx, slices.DeleteFunc(gone, func(a Announcement) bool { return stays[a.Key] || gains[a.Key.VIP] }))
 }
 
 // of returns what is programmed of a service port.
@@ -172,7 +173,8 @@ func has(s *desired.Service, key desired.Key) bool {
 	return s != nil && slices.ContainsFunc(s.Frontends, func(f desired.Frontend) bool { return s.Key(&f) == key })
 }
 
-// flush announces and withdraws what has changed, in this order: a VIP stays announced by another frontend.
+// flush announces and withdraws what has changed, in this order: a VIP stays announced by another frontend. If that cannot be
+// announced, the old one stays until it can.
 func (b *announcements) flush(ctx context.Context) error {
 	var gone, added []Announcement
 	for key := range b.changed {
@@ -187,7 +189,15 @@ func (b *announcements) flush(ctx context.Context) error {
 			delete(b.changed, key)
 		}
 	}
-	errAnnounce, errWithdraw := b.announce(ctx, added), b.withdraw(ctx, gone)
+	errAnnounce := b.announce(ctx, added)
+	if errAnnounce != nil {
+		waits := map[netip.Addr]bool{}
+		for _, a := range added {
+			waits[a.Key.VIP] = true
+		}
+		gone = slices.DeleteFunc(gone, func(a Announcement) bool { return waits[a.Key.VIP] })
+	}
+	errWithdraw := b.withdraw(ctx, gone)
 	if errWithdraw == nil {
 		for _, a := range gone {
 			delete(b.changed, a.Key)

@@ -3,7 +3,6 @@ package proxier
 import (
 	"context"
 	"net/netip"
-	"slices"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -67,13 +66,6 @@ func healthUpdate(state *changetracker.State, delta changetracker.Delta, full bo
 func (u *HealthUpdate) set(name types.NamespacedName, port uint16, view changetracker.View) {
 	if u.Ports == nil {
 		u.Ports, u.LocalEndpoints = map[types.NamespacedName]uint16{}, map[types.NamespacedName]int{}
-	}
-	node := view.Node()
-	if !slices.ContainsFunc(view.State().ServicePorts(name), func(port changetracker.ServicePortName) bool {
-		p, _ := view.State().Service(port)
-		return p.ExposeOn.Matches(&node)
-	}) {
-		port = 0
 	}
 	u.Ports[name] = port
 	if port == 0 {

@@ -12,9 +12,8 @@ import (
 // defaults.
 type Options struct {
 	// MinInterval is the time in which the token bucket gains one token, counted from the
-	// end of a run. After a run that took longer than a tenth of MinInterval the time is ten times as long as the
-	// run, or 50ms if that is less: short runs follow each other soon, and longer ones leave time for all
-	// else. 0 means 10ms; Unlimited means no limit.
+	// end of a run. Up to 50ms, the time is longer after a longer run: ten times as long as the run. So short
+	// runs follow each other soon, and longer ones leave time for all else. 0 means 10ms; Unlimited means no limit.
 	MinInterval time.Duration
 	// Gather is how long a run waits for further requests after each one, at most 2.5 times as long in all:
 	// what belongs together comes in several events, such as an endpoint that moves from one slice to
@@ -22,7 +21,7 @@ type Options struct {
 	// MinInterval is Unlimited.
 	Gather time.Duration
 	// Burst is the size of the token bucket: how many runs may follow each other without
-	// waiting, after an idle time of Burst × MinInterval, which is at most 73 years. 0
+	// waiting, after an idle time of Burst intervals, which is at most 73 years. 0
 	// means 2.
 	Burst int
 	// MaxInterval is the time from the end of a run to the next one without a request. 0
@@ -109,8 +108,8 @@ func (o Options) Validate() error {
 	check(o.Gather > 0 || o.Gather == Immediately, "Gather: %v is negative", o.Gather)
 	check(o.Gather <= longest/4, "Gather: %v is longer than %v", o.Gather, longest/4)
 	check(o.Burst > 0, "Burst: %d is negative", o.Burst)
-	check(time.Duration(o.Burst) <= longest/max(o.MinInterval, 1),
-		"Burst: %d × MinInterval %v is longer than %v", o.Burst, o.MinInterval, longest)
+	check(time.Duration(o.Burst) <= longest/max(o.MinInterval, longestRest),
+		"Burst: %d intervals of %v are longer than %v", o.Burst, max(o.MinInterval, longestRest), longest)
 	check(o.MaxInterval > 0 || o.MaxInterval == Never, "MaxInterval: %v is negative", o.MaxInterval)
 	check(o.MaxInterval == Never || o.MaxInterval >= o.MinInterval,
 		"MaxInterval: %v is shorter than MinInterval %v", o.MaxInterval, o.MinInterval)

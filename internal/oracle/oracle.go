@@ -122,6 +122,10 @@ func (o *oracle) servicePort(s *v1.Service, port v1.ServicePort, ip netip.Addr) 
 		service: s, number: uint16(port.Port), nodePort: uint16(port.NodePort), clusterIP: ip,
 		protocol: map[v1.Protocol]desired.Protocol{"TCP": 6, "UDP": 17, "SCTP": 132}[port.Protocol],
 	}
+	if !exposed(s, &o.Node) {
+		p.nodePort = 0
+		return p
+	}
 	for _, ingress := range s.Status.LoadBalancer.Ingress {
 		if a, ok := o.vip(ingress.IP); ok && (ingress.IPMode == nil || *ingress.IPMode == v1.LoadBalancerIPModeVIP) {
 			p.loadBalancer = append(p.loadBalancer, a)
@@ -144,7 +148,9 @@ func (o *oracle) vip(text string) (netip.Addr, bool) {
 
 // hasHealthCheck reports whether a port is a health check node port (HC-03).
 func (o *oracle) hasHealthCheck(port uint16) bool {
-	return slices.ContainsFunc(o.ports, func(p *servicePort) bool { return uint16(p.service.Spec.HealthCheckNodePort) == port })
+	return slices.ContainsFunc(o.ports, func(p *servicePort) bool {
+		return uint16(p.service.Spec.HealthCheckNodePort) == port && exposed(p.service, &o.Node)
+	})
 }
 
 // claim is a service port's request for a frontend.
@@ -164,9 +170,6 @@ func (o *oracle) claims(p *servicePort) (all []claim) {
 		}
 	}
 	add("ClusterIP", p.clusterIP, p.number)
-	if !exposed(p.service, &o.Node) {
-		return all
-	}
 	for _, a := range p.loadBalancer {
 		if !o.isPods(a) {
 			add("LoadBalancer", a, p.number)
@@ -287,7 +290,7 @@ func (o *oracle) decide(p *servicePort) (d Decision) {
 func (o *oracle) refused(p *servicePort) []netip.Addr {
 	among := func(kind string, all []netip.Addr, refused func(netip.Addr) bool) (some []netip.Addr) {
 		for _, a := range all {
-			if refused(a) && slices.Contains(o.Kinds, kind) && exposed(p.service, &o.Node) {
+			if refused(a) && slices.Contains(o.Kinds, kind) {
 				some = append(some, a)
 			}
 		}
