@@ -79,7 +79,7 @@ func (b *announcements) withdrawRemoved(ctx context.Context, u *desired.Update) 
 	stays, loses, gains := map[desired.Key]bool{}, map[desired.Key]bool{}, map[netip.Addr]bool{}
 	wanted := func(key desired.Key) {
 		stays[key] = true
-		if _, isAnnounced := b.announced[key]; !isAnnounced {
+		if was, isAnnounced := b.announced[key]; !isAnnounced || was.unsure {
 			gains[key.VIP] = true
 		}
 	}

@@ -31,6 +31,7 @@ type speaker struct {
 	withdrawn int
 	lapsed    map[netip.Addr]bool // VIPs of which this sync has withdrawn the last announcement
 	breaks    breaks
+	faultless bool // nothing has ever failed
 	faults    []string
 	// isLocal holds the Services with policy Local, isReady the service ports with a ready
 	// endpoint on this node.
@@ -43,7 +44,7 @@ type breaks struct{ engine, session bool }
 
 func newSpeaker(seed uint64, breaks breaks) *speaker {
 	return &speaker{
-		Rand: rand.New(rand.NewPCG(seed, 7)), breaks: breaks,
+		Rand: rand.New(rand.NewPCG(seed, 7)), breaks: breaks, faultless: !breaks.engine && !breaks.session,
 		has: map[changetracker.ServicePortName]map[desired.Key]bool{}, announced: map[desired.Key]bool{}, lapsed: map[netip.Addr]bool{},
 		isLocal: map[string]bool{}, isReady: map[changetracker.ServicePortName]bool{},
 	}
@@ -161,7 +162,7 @@ func (s *speaker) apply(u desired.Update) (result proxier.Result, err error) {
 		next[service.Name] = keys
 	}
 	s.has = next
-	if s.breaks == (breaks{}) { // failed service ports are withdrawn after Apply
+	if s.faultless { // failed service ports are withdrawn after Apply
 		s.check("Apply", passing)
 	}
 	return result, nil
