@@ -75,8 +75,8 @@ func ParsePrefix(text string) (p netip.Prefix, ok bool) {
 	return canonicalPrefix(p), true
 }
 
-// parseRange is ParsePrefix that also accepts an address, as a range of one address.
-func parseRange(text string) (p netip.Prefix, ok bool) {
+// ParseRange is ParsePrefix that also accepts an address, as a range of one address.
+func ParseRange(text string) (p netip.Prefix, ok bool) {
 	if strings.Contains(text, "/") {
 		return ParsePrefix(text)
 	}

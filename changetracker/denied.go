@@ -10,8 +10,12 @@ import (
 // denySources brings the DeniedSources into canonical form, and takes them out of the LoadBalancerSourceRanges. It denies
 // all sources if no range remains, or more than each of so many ports of a Service may have: see maxSources.
 func (p *ServicePort) denySources(ports int) {
-	if everybody := slices.IndexFunc(p.DeniedSources, func(r netip.Prefix) bool { return r.Bits() == 0 }); everybody >= 0 {
-		p.DenyAllSources = true
+	everybody := func(r netip.Prefix) bool { return r.Bits() == 0 }
+	vips := max(len(p.LoadBalancerVIPs), 1)
+	most := maxSources/max(ports, 1)/vips - vips // the VIPs may be admitted too
+	if len(p.DeniedSources) > most || slices.ContainsFunc(p.DeniedSources, everybody) {
+		p.DenyAllSources = len(p.DeniedSources) > 0
+		p.DeniedSources = nil
 	}
 	if p.DeniedSources = canonicalPrefixes(p.DeniedSources); len(p.DeniedSources) == 0 || p.DenyAllSources {
 		return
@@ -23,7 +27,6 @@ func (p *ServicePort) denySources(ports int) {
 			admitted[0] = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 		}
 	}
-	most := maxSources / max(ports, 1) / max(len(p.LoadBalancerVIPs), 1)
 	var left []netip.Prefix
 	for _, r := range admitted {
 		left = appendWithout(left, r, p.DeniedSources, most)

@@ -93,10 +93,10 @@ func TestDeniedSourcesAreBounded(t *testing.T) {
 	for _, c := range []struct {
 		n, vips, ports int
 		closed         bool
-	}{{200, 1, 1, false}, {300, 1, 1, true}, {200, 2, 1, true}, {200, 1, 2, true}, {100, 2, 1, false}, {100_000, 1, 1, true}} {
+	}{{200, 1, 1, false}, {300, 1, 1, true}, {200, 2, 1, true}, {200, 1, 2, true}, {100, 2, 1, false}, {100_000, 1, 1, true}, {1, 8000, 1, true}, {1, 1, 20_000, true}, {30, 1, 20_000, true}, {0, 1, 1, false}} {
 		p := port(c.n, c.vips)
 		p.denySources(c.ports)
-		if n := len(p.LoadBalancerSourceRanges); p.DenyAllSources != c.closed || n*c.vips*c.ports > maxSources {
+		if n := len(p.LoadBalancerSourceRanges); p.DenyAllSources != c.closed || (n+c.vips)*c.vips*c.ports > maxSources && !c.closed || len(p.DeniedSources)*c.ports > maxSources {
 			t.Errorf("%+v: %d ranges, closed %v", c, n, p.DenyAllSources)
 		}
 	}

@@ -228,8 +228,8 @@ func FuzzAddresses(f *testing.F) {
 				t.Errorf("%q is %v, which is %v, %v", text, a, again, ok)
 			}
 		}
-		if p, ok := parseRange(text); ok {
-			if again, ok := parseRange(p.String()); !ok || again != p || p != p.Masked() {
+		if p, ok := ParseRange(text); ok {
+			if again, ok := ParseRange(p.String()); !ok || again != p || p != p.Masked() {
 				t.Errorf("%q is %v, which is %v, %v", text, p, again, ok)
 			}
 		}

@@ -42,8 +42,8 @@ func (c *config) selects(service *v1.Service) bool {
 	return selected
 }
 
-// decorateService returns p as the hook leaves it, or p itself if the hook panics or leaves an
-// invalid service port.
+// decorateService returns p as the hook leaves it, or p itself if the hook panics. If it leaves an invalid service port, p
+// is closed for whom the hook may have wanted to keep out.
 func (c *config) decorateService(p *ServicePort, service *v1.Service) *ServicePort {
 	if c.options.DecorateService == nil {
 		return p
@@ -55,7 +55,12 @@ func (c *config) decorateService(p *ServicePort, service *v1.Service) *ServicePo
 	decorated.Name, decorated.Family = p.Name, p.Family
 	if err := decorated.canonicalise(len(service.Spec.Ports)); err != nil {
 		c.warn("hook left an invalid service port, which is ignored", zap.Stringer("service_port", p.Name), zap.Error(err))
-		return p
+		closed := p.clone()
+		closed.DenyAllSources = p.DenyAllSources || decorated.DenyAllSources || len(decorated.DeniedSources) > 0
+		if decorated.ExposeOn != "" {
+			closed.ExposeOn = NoNode
+		}
+		return closed
 	}
 	return decorated
 }

@@ -13,8 +13,8 @@ type NodeSelector string
 // NoNode selects no node: none both has and lacks a label.
 const NoNode NodeSelector = "!serviceplane.io/none,serviceplane.io/none"
 
-// longestSelector bounds the time of Matches.
-const longestSelector = 1024
+// longestSelector and mostRequirements bound the time of Matches.
+const longestSelector, mostRequirements = 1024, 16
 
 // ParseNodeSelector checks a selector, and brings it into a canonical form.
 func ParseNodeSelector(text string) (NodeSelector, error) {
@@ -25,9 +25,10 @@ func ParseNodeSelector(text string) (NodeSelector, error) {
 	if err != nil {
 		return NoNode, err
 	}
+	requirements, _ := selector.Requirements()
 	canonical := selector.String()
-	if len(canonical) > longestSelector {
-		return NoNode, fmt.Errorf("in full, the selector has %d bytes: want %d at most", len(canonical), longestSelector)
+	if n := len(requirements); n > mostRequirements || len(canonical) > longestSelector {
+		return NoNode, fmt.Errorf("the selector has %d requirements in %d bytes: want %d in %d at most", n, len(canonical), mostRequirements, longestSelector)
 	}
 	return NodeSelector(canonical), nil
 }

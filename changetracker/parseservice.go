@@ -60,11 +60,16 @@ func (c *config) parseService(service *v1.Service, f *findings) (ports perFamily
 		for _, port := range numbered {
 			ports[family] = append(ports[family], p.servicePort(port, family, c.options.StrictSourceRanges))
 		}
-		hashes, slots := false, maxSlots(frontends(ports[family]))
+		hashes, closed, slots := false, false, maxSlots(frontends(ports[family]))
 		for i, port := range ports[family] {
 			port.MaxSlots = slots
-			ports[family][i] = c.decorateService(port, service)
-			hashes = hashes || ports[family][i].Balancing.Hashes()
+			decorated := c.decorateService(port, service)
+			ports[family][i] = decorated
+			hashes = hashes || decorated.Balancing.Hashes()
+			closed = closed || decorated.DenyAllSources && !port.DenyAllSources && len(decorated.LoadBalancerVIPs) > 0
+		}
+		if closed {
+			f.add(ReasonNoSourceRange, string(familyName(family))+": closed to everybody, because all sources are denied, or too many", "hook DecorateService")
 		}
 		if hashes && slots > 0 {
 			f.add(ReasonTooMany, fmt.Sprintf("%s: %d frontends, each with at most %d slots of a hash", familyName(family), frontends(ports[family]), slots), "spec.ports")
@@ -238,7 +243,7 @@ func (p *parsedService) parseSourceRanges(service *v1.Service, f *findings) {
 			continue
 		}
 		restricted = true
-		prefix, ok := parseRange(text)
+		prefix, ok := ParseRange(text)
 		if !ok {
 			f.add(ReasonInvalidCIDR, text, fieldSourceRanges+"[%d]", i)
 			continue

@@ -57,7 +57,7 @@ func NewUpdater(important ...types.NamespacedName) *Updater {
 
 // Next returns the Update for a Delta, with the service ports that Retry named. It is full if full
 // is set or the Delta is. Only in a full Update may the Resolver and the Globals differ
-// from the previous ones, except for Globals.ServiceCIDRs.
+// from the previous ones, except for Globals.ServiceCIDRs and the labels of the Node.
 func (u *Updater) Next(delta changetracker.Delta, resolver Resolver, globals Globals, full bool) Update {
 	if u.programmed == nil {
 		u.programmed = NewResolved(delta.Before, resolver, globals)

@@ -57,6 +57,27 @@ type annotations struct {
 
 	mu   sync.Mutex
 	said map[annotationOf]uint64 // the hash of the value that was logged
+	// denied and exposed are of the last text: hooks run for each port of a Service.
+	denied  last[[]netip.Prefix]
+	exposed last[changetracker.NodeSelector]
+}
+
+// last is the last text that was parsed.
+type last[T any] struct {
+	text  string
+	value T
+	err   error
+	some  bool
+}
+
+func (l *last[T]) parse(mu *sync.Mutex, text string, parse func(string) (T, error)) (T, error) {
+	mu.Lock()
+	defer mu.Unlock()
+	if l.text != text || !l.some {
+		value, err := parse(text)
+		*l = last[T]{text, value, err, true}
+	}
+	return l.value, l.err
 }
 
 type annotationOf struct{ object, name string }
@@ -149,7 +170,7 @@ func (a *annotations) service(p *changetracker.ServicePort, s *v1.Service) {
 	p.KeepFlows, _ = a.truth(s, keepAnnotation)
 	p.Failover.End, _ = a.truth(s, failoverEndAnnotation)
 	a.deny(p, s)
-	p.ExposeOn, _ = interpret(a, s, exposeAnnotation, changetracker.ParseNodeSelector)
+	a.expose(p, s)
 	if share, ok := a.number(s, failoverShareAnnotation, 100); ok {
 		p.Failover.Share = uint8(share)
 	}
@@ -180,17 +201,31 @@ func (a *annotations) deny(p *changetracker.ServicePort, s *v1.Service) {
 	if !ok {
 		return
 	}
-	denied, err := parseSources(text)
+	if len(p.LoadBalancerVIPs) == 0 {
+		return
+	}
+	denied, err := a.denied.parse(&a.mu, text, parseSources)
 	if err != nil {
 		a.say("load balancer IPs are closed to all sources: the value of the annotation is invalid", s, deniedAnnotation, text, err)
 		p.DenyAllSources = true
 		return
 	}
-	ofFamily := func(r netip.Prefix) bool { return r.Addr().Is4() == (p.Family == v1.IPv4Protocol) }
 	for _, r := range denied {
-		if ofFamily(r) {
+		if r.Addr().Is4() == (p.Family == v1.IPv4Protocol) {
 			p.DeniedSources = append(p.DeniedSources, r)
 		}
+	}
+}
+
+// expose exposes a Service on nodes, or on none if the annotation is invalid.
+func (a *annotations) expose(p *changetracker.ServicePort, s *v1.Service) {
+	text, ok := s.Annotations[exposeAnnotation]
+	if !ok {
+		return
+	}
+	var err error
+	if p.ExposeOn, err = a.exposed.parse(&a.mu, text, changetracker.ParseNodeSelector); err != nil {
+		a.say("Service is exposed on no node: the value of the annotation is invalid", s, exposeAnnotation, text, err)
 	}
 }
 
@@ -200,10 +235,7 @@ func parseSources(text string) (all []netip.Prefix, err error) {
 		return nil, fmt.Errorf("it has %d bytes: want %d at most", len(text), longestDenied)
 	}
 	for one := range strings.SplitSeq(text, ",") {
-		r, ok := changetracker.ParsePrefix(one)
-		if a, isAddr := changetracker.ParseAddr(one); isAddr && !ok {
-			r, ok = netip.PrefixFrom(a, a.BitLen()), true
-		}
+		r, ok := changetracker.ParseRange(one)
 		if !ok {
 			return nil, fmt.Errorf("%q: want a range such as 192.0.2.0/24, or an address", readable(one))
 		}

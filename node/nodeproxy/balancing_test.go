@@ -2,6 +2,7 @@ package nodeproxy
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -80,7 +81,7 @@ func TestAnnotationsOfNodes(t *testing.T) {
 	for text, c := range map[string]struct {
 		want  changetracker.NodeSelector
 		lines int
-	}{"pool = edge": {"pool=edge", 0}, "": {"", 0}, "pool=(": {"", 1}} {
+	}{"pool = edge": {"pool=edge", 0}, "": {"", 0}, "pool=(": {changetracker.NoNode, 1}} {
 		log, logs := observer.New(zapcore.WarnLevel)
 		var p changetracker.ServicePort
 		newAnnotations(zap.New(log)).service(&p, proxiertest.Service("test", "web", func(s *v1.Service) { s.Annotations = annotated(exposeAnnotation, text) }))
@@ -102,7 +103,7 @@ func TestAnnotationsOfDeniedSources(t *testing.T) {
 		strings.Repeat("192.0.2.1,", 2000): {"[]", true},
 	} {
 		log, logs := observer.New(zapcore.WarnLevel)
-		p := changetracker.ServicePort{Family: v1.IPv4Protocol}
+		p := changetracker.ServicePort{Family: v1.IPv4Protocol, LoadBalancerVIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}
 		newAnnotations(zap.New(log)).service(&p, proxiertest.Service("test", "web", func(s *v1.Service) { s.Annotations = annotated(deniedAnnotation, text) }))
 		if got := fmt.Sprint(p.DeniedSources); got != c.want || p.DenyAllSources != c.closed || (logs.Len() == 1) != c.closed {
 			t.Errorf("%.60q: %s, closed %v and %d lines; want %+v", text, got, p.DenyAllSources, logs.Len(), c)
