@@ -30,6 +30,7 @@ func (p *ServicePort) canonicalise(ports int) error {
 	if p.Failover.Share > maxShare {
 		invalid("Failover.Share", p.Failover.Share)
 	}
+	p.elsewhere = nil // of a State that p was copied from
 	selector, err := ParseNodeSelector(string(p.ExposeOn))
 	if p.ExposeOn = selector; err != nil {
 		errs = append(errs, fmt.Errorf("ExposeOn: %w", err))

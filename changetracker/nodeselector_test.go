@@ -120,6 +120,15 @@ func TestLabelsOfTheNodeChange(t *testing.T) {
 	moved.Zone = "z"
 	tracker.SetNode(moved)
 	want("another zone", true, "ns/not-on-c", "ns/on-b")
+	hidden, _ := want("the same", false).After.Service(ServicePortName{NamespacedName: nameIn("ns/on-b"), Protocol: v1.ProtocolTCP})
+	copied := *hidden
+	copied.NodePort, copied.ExposeOn = 30090, ""
+	if _, err := tracker.Services.Set(copied.Name.NamespacedName, copied); err != nil {
+		t.Fatal(err)
+	}
+	if p, _ := want("a copy", false, "ns/on-b").After.Service(copied.Name); p.NodePort != 30090 || p.Elsewhere() != nil {
+		t.Errorf("a copy is %+v, elsewhere %v", p, p.Elsewhere())
+	}
 	invalid := ServicePort{Name: ServicePortName{NamespacedName: nameIn("ns/3"), Protocol: v1.ProtocolTCP}, Family: v1.IPv4Protocol, Port: 80, NodePort: 2, ExposeOn: "=("}
 	if _, err := tracker.Services.Set(invalid.Name.NamespacedName, invalid); err == nil || !strings.Contains(err.Error(), "ExposeOn") {
 		t.Errorf("Set of an invalid selector = %v", err)
