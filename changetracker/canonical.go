@@ -43,10 +43,19 @@ func (p *ServicePort) canonicalise(ports int) error {
 	if err := p.findFamily(); err != nil {
 		return errors.Join(append(errs, err)...)
 	}
+	p.CreationTimestamp = p.CreationTimestamp.Round(0).UTC()
+	if errs = append(errs, p.canonicaliseLists()...); len(errs) == 0 {
+		p.denySources(ports)
+	}
+	return errors.Join(errs...)
+}
+
+// canonicaliseLists is canonicalise for addresses and ranges.
+func (p *ServicePort) canonicaliseLists() (errs []error) {
 	fits := func(field string, value any, a netip.Addr, ok bool) {
 		switch {
 		case !ok:
-			invalid(field, value)
+			errs = append(errs, fmt.Errorf("%s: invalid value %v", field, value))
 		case familyOf(a) != p.Family:
 			errs = append(errs, fmt.Errorf("%s: %v is not of the family %s", field, value, p.Family))
 		}
@@ -68,14 +77,10 @@ func (p *ServicePort) canonicalise(ports int) error {
 	}
 	sources("LoadBalancerSourceRanges", p.LoadBalancerSourceRanges)
 	sources("DeniedSources", p.DeniedSources)
-	p.CreationTimestamp = p.CreationTimestamp.Round(0).UTC()
 	p.ExternalIPs = canonicalAddrs(p.ExternalIPs)
 	p.LoadBalancerVIPs = canonicalAddrs(p.LoadBalancerVIPs)
 	p.LoadBalancerSourceRanges = canonicalPrefixes(p.LoadBalancerSourceRanges)
-	if len(errs) == 0 {
-		p.denySources(ports)
-	}
-	return errors.Join(errs...)
+	return errs
 }
 
 // findFamily sets an empty Family to that of the first address.

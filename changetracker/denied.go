@@ -57,7 +57,7 @@ func appendWithout(list []netip.Prefix, r netip.Prefix, denied []netip.Prefix, m
 	}
 }
 
-// halves of a range with more than one address.
+// halves returns the halves of a range with more than one address.
 func halves(r netip.Prefix) [2]netip.Prefix {
 	upper, bit := r.Addr().AsSlice(), r.Bits()
 	upper[bit/8] |= 0x80 >> (bit % 8)

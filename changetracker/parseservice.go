@@ -60,22 +60,26 @@ func (c *config) parseService(service *v1.Service, f *findings) (ports perFamily
 		for _, port := range numbered {
 			ports[family] = append(ports[family], p.servicePort(port, family, c.options.StrictSourceRanges))
 		}
-		hashes, closed, slots := false, false, maxSlots(frontends(ports[family]))
-		for i, port := range ports[family] {
-			port.MaxSlots = slots
-			decorated := c.decorateService(port, service)
-			ports[family][i] = decorated
-			hashes = hashes || decorated.Balancing.Hashes()
-			closed = closed || decorated.DenyAllSources && !port.DenyAllSources && len(decorated.LoadBalancerVIPs) > 0
-		}
-		if closed {
-			f.add(ReasonNoSourceRange, string(familyName(family))+": closed to everybody, because all sources are denied, or too many", "hook DecorateService")
-		}
-		if hashes && slots > 0 {
-			f.add(ReasonTooMany, fmt.Sprintf("%s: %d frontends, each with at most %d slots of a hash", familyName(family), frontends(ports[family]), slots), "spec.ports")
-		}
+		c.decorateAll(ports[family], service, f)
 	}
 	return ports
+}
+
+// decorateAll decorates the service ports of an IP family.
+func (c *config) decorateAll(ports []*ServicePort, service *v1.Service, f *findings) {
+	hashes, closed, slots := false, false, maxSlots(frontends(ports))
+	for i, port := range ports {
+		port.MaxSlots = slots
+		ports[i] = c.decorateService(port, service)
+		hashes = hashes || ports[i].Balancing.Hashes()
+		closed = closed || ports[i].DenyAllSources && !port.DenyAllSources && len(ports[i].LoadBalancerVIPs) > 0
+	}
+	if closed {
+		f.add(ReasonNoSourceRange, fmt.Sprintf("%s: closed to everybody, because all sources are denied, or too many", ports[0].Family), "hook DecorateService")
+	}
+	if hashes && slots > 0 {
+		f.add(ReasonTooMany, fmt.Sprintf("%s: %d frontends, each with at most %d slots of a hash", ports[0].Family, frontends(ports), slots), "spec.ports")
+	}
 }
 
 // frontends counts the frontends of a Service in an IP family.
