@@ -21,12 +21,16 @@ func playExposure(ctx context.Context, t *testing.T, s *stage) {
 	t.Helper()
 	everybody, node := []place{pod0, client, node}, s.world.Config().Node
 	elsewhere := slices.Concat(every(everybody, []target{nodePort}, isRejected()), every(everybody, []target{cloudLoadBalancer}, keptBy(router)))
+	noLonger := elsewhere
+	if s.features.VIPsAreLocal { // the address stays while connections drain
+		noLonger = every(everybody, []target{nodePort, cloudLoadBalancer}, isRejected())
+	}
 	here := every(everybody, []target{nodePort, cloudLoadBalancer}, masqueradedTo(pod1))
 	always := slices.Concat(every([]place{pod0}, []target{clusterIP}, keptBy(pod1)), toSecond(every(everybody, external(), masqueradedTo(pod1))))
 	for _, step := range []struct {
 		pool   string
 		probes []probe
-	}{{"", elsewhere}, {"edge", here}, {"inner", elsewhere}} {
+	}{{"", elsewhere}, {"edge", here}, {"inner", noLonger}} {
 		node.Labels = map[string]string{"pool": step.pool}
 		s.provider.OnNodeChange(node)
 		s.sync(ctx, t)
