@@ -13,9 +13,8 @@ func (p *ServicePort) denySources(ports int) {
 	everybody := func(r netip.Prefix) bool { return r.Bits() == 0 }
 	vips := max(len(p.LoadBalancerVIPs), 1)
 	most := maxSources/max(ports, 1)/vips - vips // the VIPs may be admitted too
-	if len(p.DeniedSources) > most || slices.ContainsFunc(p.DeniedSources, everybody) {
-		p.DenyAllSources = len(p.DeniedSources) > 0
-		p.DeniedSources = nil
+	if n := len(p.DeniedSources); n > max(most, 0) || slices.ContainsFunc(p.DeniedSources, everybody) {
+		p.DenyAllSources, p.DeniedSources = true, nil
 	}
 	if p.DeniedSources = canonicalPrefixes(p.DeniedSources); len(p.DeniedSources) == 0 || p.DenyAllSources {
 		return

@@ -48,6 +48,26 @@ func TestDeniedSources(t *testing.T) {
 	}
 }
 
+// TestWhatIsClosedStaysClosed: nothing that is denied, any number of load balancer IPs and ports, and being made canonical
+// again open no service port.
+func TestWhatIsClosedStaysClosed(t *testing.T) {
+	for _, denied := range [][]netip.Prefix{nil, prefixesOf("10.0.0.0/8"), prefixesOf("0.0.0.0/0")} {
+		for _, vips := range []int{0, 1, 181, 182, 8000} {
+			for _, ports := range []int{1, 100, 40_000} {
+				p := ServicePort{Family: v1.IPv4Protocol, DenyAllSources: denied == nil, DeniedSources: slices.Clone(denied)}
+				for i := range vips {
+					p.LoadBalancerVIPs = append(p.LoadBalancerVIPs, vipOf(1+i))
+				}
+				p.denySources(ports)
+				closed := p.DenyAllSources
+				if p.denySources(ports); p.DenyAllSources != closed || !closed && (denied == nil || denied[0].Bits() == 0 || vips > 181) {
+					t.Errorf("%v denied, %d load balancer IPs, %d ports: closed %v, and then %v", denied, vips, ports, closed, p.DenyAllSources)
+				}
+			}
+		}
+	}
+}
+
 // TestAnAddressIsAdmittedOrDenied: for random ranges, a source is admitted exactly if a source range has it and no denied one.
 func TestAnAddressIsAdmittedOrDenied(t *testing.T) {
 	has := func(ranges []netip.Prefix, a netip.Addr) bool {

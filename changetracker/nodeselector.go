@@ -88,10 +88,12 @@ func selectNodes(ports []*ServicePort) bool {
 // relabelled takes over the labels of the node.
 func (f *family) relabelled() (changed bool) {
 	for name, s := range f.services {
-		from := ""
+		from := "" // whose ports count
+		if len(s.offers) > 0 {
+			from = s.offers[0].from
+		}
 		for i := range s.offers {
 			s.offers[i].ports = f.exposed(s.offers[i].ports)
-			from = s.offers[0].from
 		}
 		if selectNodes(s.ports) && f.placePorts(from, name, s.ports) {
 			changed = true

@@ -198,10 +198,7 @@ const longestDenied = 16 << 10
 // deny denies sources, or all of them if the annotation is invalid: whoever writes it wants to keep somebody out.
 func (a *annotations) deny(p *changetracker.ServicePort, s *v1.Service) {
 	text, ok := s.Annotations[deniedAnnotation]
-	if !ok {
-		return
-	}
-	if len(p.LoadBalancerVIPs) == 0 {
+	if !ok || len(p.LoadBalancerVIPs) == 0 {
 		return
 	}
 	denied, err := a.denied.parse(&a.mu, text, parseSources)
