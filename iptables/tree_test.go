@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -115,14 +116,29 @@ func TestTreeAfterAnyHistory(t *testing.T) {
 
 // Packets find their leaf through few rules of the inner chains.
 func TestPacketsFindTheirLeaf(t *testing.T) {
-	dice := rand.New(rand.NewPCG(3, 4))
-	tr := newTree("ROOT", "T-", v4Bits)
-	var keys []desired.Key
-	for i := range 10000 {
-		key := desired.Key{VIP: netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), Protocol: desired.TCP, Port: uint16(1 + dice.IntN(1000))}
-		keys = append(keys, key)
-		tr.put(destinationOf(key, "x"))
+	next := 0
+	spaces := keyspaces()
+	spaces["10,000 Services"] = keyspace{v4Bits, func(dice *rand.Rand) desired.Key {
+		next++
+		return desired.Key{VIP: netip.AddrFrom4([4]byte{10, 96, byte(next >> 8), byte(next)}), Protocol: desired.TCP, Port: uint16(1 + dice.IntN(1000))}
+	}}
+	for name, space := range spaces {
+		t.Run(name, func(t *testing.T) {
+			dice := rand.New(rand.NewPCG(3, 4))
+			tr := newTree("ROOT", "T-", space.bits)
+			var keys []desired.Key
+			for range 10000 {
+				key := space.pick(dice)
+				keys = append(keys, key)
+				tr.put(destinationOf(key, "x"))
+			}
+			mustFindLeaves(t, tr, keys)
+		})
 	}
+}
+
+func mustFindLeaves(t *testing.T, tr *tree, keys []desired.Key) {
+	t.Helper()
 	most := 0
 	for _, key := range keys {
 		walked, n := 0, tr.root
@@ -153,17 +169,28 @@ func TestPacketsFindTheirLeaf(t *testing.T) {
 	}
 }
 
-// matches matches the destination of a rule as the kernel does.
+// matches matches the protocol and the destination of a rule as the kernel does.
 func matches(text string, key desired.Key) bool {
 	fields := strings.Fields(text)
-	i := slices.Index(fields, "-d")
-	if i < 0 {
-		return true
+	argument := func(option, otherwise string) string {
+		if i := slices.Index(fields, option); i >= 0 {
+			return fields[i+1]
+		}
+		return otherwise
 	}
-	value, mask, _ := strings.Cut(fields[i+1], "/")
+	low, high, isRange := strings.Cut(argument("--dport", "0:65535"), ":")
+	if !isRange {
+		high = low
+	}
+	first, _ := strconv.Atoi(low)
+	last, _ := strconv.Atoi(high)
+	if int(key.Port) < first || int(key.Port) > last || argument("-p", protocolText(key.Protocol)) != protocolText(key.Protocol) {
+		return false
+	}
+	value, mask, _ := strings.Cut(argument("-d", ""), "/")
 	v, err := netip.ParseAddr(value)
 	if err != nil {
-		return false
+		return value == ""
 	}
 	m, err := netip.ParseAddr(mask)
 	if err != nil {

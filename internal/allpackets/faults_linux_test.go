@@ -107,20 +107,23 @@ func faults() []fault {
 // byGate is how many of the catchers are what the gate runs.
 const byGate = 2
 
-// catchers are tests that may catch the fault, in order.
+// catchers are tests that may catch the fault, in order: packets, a test of the package without
+// any, more packets.
 func (f *fault) catchers() [][]string {
-	packets := "-run=^TestAllPackets$/^nftables$"
+	packets, own := "-run=^TestAllPackets$/^nftables$", []string{"./desired", "-run=^TestRandomHistoriesAgreeWithTheOracle$"}
 	switch {
 	case strings.HasPrefix(f.file, "iptables/"):
 		packets = "-run=^(TestAllPackets|TestNothingLeaksDuringAChange)$/legacy"
+		own = []string{"./iptables", "-run=^TestPacketsFindTheirLeaf$"}
 	case strings.HasPrefix(f.file, "ebpf/"):
 		packets = "-run=^TestAllPackets$/^ebpf"
+		own = []string{"./ebpf", "-run=^TestLayerHistories$"}
 	case strings.HasPrefix(f.file, "proxier/"):
 		packets = "-run=^TestAllPackets$"
 	}
 	return [][]string{
 		{"./internal/allpackets", packets, "-allpackets.seed=1"},
-		{"./desired", "-run=^TestRandomHistoriesAgreeWithTheOracle$"},
+		own,
 		{"./internal/allpackets", packets, "-allpackets.seed=2", "-allpackets.seeds=5"},
 		{"./internal/allpackets", packets, "-allpackets.seed=7", "-allpackets.seeds=24"},
 	}
