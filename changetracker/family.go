@@ -316,10 +316,9 @@ func (f *family) override(name ServicePortName, addr netip.AddrPort, o Override)
 	key := name.key()
 	s := f.service(name.NamespacedName)
 	defer f.dropIfEmpty(name.NamespacedName, s)
-	if s.overrides[key][addr] == o {
+	if !s.override(key, addr, o) {
 		return false
 	}
-	s.override(key, addr, o)
 	if !f.has(s, key, addr) {
 		f.early[name.NamespacedName] = struct{}{}
 		return false
@@ -340,7 +339,7 @@ func (f *family) endOverrides(name types.NamespacedName) {
 		return
 	}
 	for key, list := range s.overrides {
-		maps.DeleteFunc(list, func(addr netip.AddrPort, _ Override) bool { return !f.has(s, key, addr) })
+		maps.DeleteFunc(list, func(addr netip.AddrPort, _ []Override) bool { return !f.has(s, key, addr) })
 		if len(list) == 0 {
 			delete(s.overrides, key)
 		}

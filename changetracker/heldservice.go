@@ -121,20 +121,19 @@ func (s *heldService) offer(from string, ports []*ServicePort) []*ServicePort {
 	return first.ports
 }
 
-func (s *heldService) override(key portKey, addr netip.AddrPort, o Override) {
-	if o == (Override{}) {
-		if delete(s.overrides[key], addr); len(s.overrides[key]) == 0 {
-			delete(s.overrides, key)
-		}
-		return
-	}
+// override replaces an Override, and reports whether it was another one.
+func (s *heldService) override(key portKey, addr netip.AddrPort, o Override) (changed bool) {
 	if s.overrides == nil {
 		s.overrides = map[portKey]overrides{}
 	}
 	if s.overrides[key] == nil {
 		s.overrides[key] = overrides{}
 	}
-	s.overrides[key][addr] = o
+	changed = s.overrides[key].replace(addr, o)
+	if len(s.overrides[key]) == 0 {
+		delete(s.overrides, key)
+	}
+	return changed
 }
 
 // findSlice returns the position of a slice in a list that is sorted by name.

@@ -131,8 +131,9 @@ type world struct {
 
 // overridden identifies the endpoint of an Override.
 type overridden struct {
-	name ServicePortName
-	addr netip.AddrPort
+	name  ServicePortName
+	addr  netip.AddrPort
+	owner string
 }
 
 // mode is how a history is replayed.
@@ -352,8 +353,8 @@ func (w *world) event(r *rand.Rand, what verb) (changed bool, err error) {
 		return !was.equal(&w.node), w.checkSetNode(was)
 	case override:
 		for _, of := range w.targets(r, key) {
-			changed = w.override(of, pick(r, Override{}, Override{}, Override{Eject: true}, Override{Eject: true}, Override{Weight: 1},
-				Override{Eject: true, Weight: 5})) || changed
+			changed = w.override(of, pick(r, Override{}, Override{}, Override{Eject: true}, Override{Eject: true}, Override{Scale: 1},
+				Override{Eject: true, Scale: 5}, Override{Scale: 40000})) || changed
 		}
 		return changed, nil
 	case refresh:
@@ -402,7 +403,7 @@ func (w *world) relist(to *Tracker) error {
 		}
 	}
 	for of, o := range w.overrides {
-		if to.Override(of.name, of.addr, o) {
+		if o.Owner = of.owner; to.Override(of.name, of.addr, o) {
 			changed += fmt.Sprint(" override of ", of)
 		}
 	}

@@ -1,14 +1,17 @@
 package changetracker
 
 import (
-	"cmp"
+	"math"
 	"net/netip"
 	"slices"
 )
 
 // Override changes an endpoint beyond what slices say: for a health checker of its own, or for
-// an operator. The zero value changes nothing.
+// an operator. It changes nothing if all but Owner is zero.
 type Override struct {
+	// Owner is the part of the program that overrides. Several owners may override one endpoint: it is ejected, or in
+	// maintenance, if one of them says so, and all Scales multiply its weight.
+	Owner string
 	// Eject stops new connections, as if the endpoint had failed its readiness probe: it stays
 	// in the State, but is neither Ready nor Serving. If that would leave the service port no ready
 	// endpoint although one is ready, or none that is usable, none of its endpoints is ejected: connections
@@ -17,12 +20,48 @@ type Override struct {
 	Eject bool
 	// Maintenance sets Endpoint.Maintenance, also if no endpoint is left for new connections.
 	Maintenance bool
-	// Weight replaces Endpoint.Weight. 0 does not change it.
-	Weight uint16
+	// Scale multiplies the endpoint's share of new connections, which is Endpoint.Weight. 0 does not change it.
+	// If a weight becomes more than 65535, all weights of the service port are divided.
+	Scale uint16
 }
 
-// overrides are those of one service port.
-type overrides map[netip.AddrPort]Override
+// overrides are those of one service port, by endpoint; an endpoint has one of each Owner.
+type overrides map[netip.AddrPort][]Override
+
+// replace replaces the Override of the same Owner, and reports whether that was another one.
+func (o overrides) replace(addr netip.AddrPort, with Override) (changed bool) {
+	list := o[addr]
+	i := slices.IndexFunc(list, func(other Override) bool { return other.Owner == with.Owner })
+	isNone := with == Override{Owner: with.Owner}
+	switch {
+	case i < 0 && isNone, i >= 0 && list[i] == with:
+		return false
+	case i < 0:
+		o[addr] = append(list, with)
+	case !isNone:
+		list[i] = with
+	case len(list) == 1:
+		delete(o, addr)
+	default:
+		o[addr] = slices.Delete(list, i, i+1)
+	}
+	return true
+}
+
+// sum is what the Overrides of an endpoint come to.
+type sum struct {
+	eject, maintenance bool
+	scale              float64
+}
+
+func (o overrides) sum(addr netip.AddrPort) sum {
+	all := sum{scale: 1}
+	for _, own := range o[addr] {
+		all.eject, all.maintenance = all.eject || own.Eject, all.maintenance || own.Maintenance
+		all.scale *= float64(max(own.Scale, 1))
+	}
+	return all
+}
 
 // apply returns the list itself if it changes nothing, and otherwise a changed copy. p may be nil.
 func (o overrides) apply(list []Endpoint, p *ServicePort) []Endpoint {
@@ -35,20 +74,24 @@ func (o overrides) apply(list []Endpoint, p *ServicePort) []Endpoint {
 	var all best
 	places := map[place]*best{}
 	var after summary // of all ejections
-	list = slices.Clone(list)
+	list, sums := slices.Clone(list), make([]sum, len(list))
+	most := 1.0
 	for i := range list {
-		e := &list[i]
-		own := o[e.Addr]
-		e.Weight, e.Maintenance = cmp.Or(own.Weight, e.Weight), e.Maintenance || own.Maintenance
+		sums[i] = o.sum(list[i].Addr)
+		most = max(most, sums[i].scale*float64(list[i].share()))
+	}
+	for i := range list {
+		e, own := &list[i], &sums[i]
+		e.Weight, e.Maintenance = uint16(max(1, sums[i].scale*float64(e.share())*min(1, math.MaxUint16/most))), e.Maintenance || own.maintenance
 		e.tidy()
 		on := place{e.Node, e.Priority}
 		if places[on] == nil {
 			places[on] = &best{}
 		}
-		all.add(e, !own.Eject)
-		places[on].add(e, !own.Eject)
+		all.add(e, !own.eject)
+		places[on].add(e, !own.eject)
 		then := *e
-		if own.Eject {
+		if own.eject {
 			then.Ready, then.Serving = false, false
 		}
 		after.count(&then, &Node{}, 1)
@@ -57,7 +100,7 @@ func (o overrides) apply(list []Endpoint, p *ServicePort) []Endpoint {
 	for i := range list {
 		e := &list[i]
 		on := places[place{e.Node, e.Priority}]
-		if o[e.Addr].Eject && all.stays() && (!p.UsesLocalEndpoints() || e.Priority != serving || !on.drains || on.stays()) {
+		if sums[i].eject && all.stays() && (!p.UsesLocalEndpoints() || e.Priority != serving || !on.drains || on.stays()) {
 			e.Ready, e.Serving, e.Ejected = false, false, e.Usable()
 		}
 	}

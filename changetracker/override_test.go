@@ -36,8 +36,25 @@ func TestOverride(t *testing.T) {
 			{override(one, Override{}), ""},
 		},
 		"weight": {
-			{override(one, Override{Weight: 5}), " -10.0.0.1:8080 +10.0.0.1:8080 weight=5"},
-			{override(one, Override{Weight: 1}), " -10.0.0.1:8080 weight=5 +10.0.0.1:8080"},
+			{override(one, Override{Scale: 5}), " -10.0.0.1:8080 +10.0.0.1:8080 weight=5"},
+			{override(one, Override{Scale: 1}), " -10.0.0.1:8080 weight=5 +10.0.0.1:8080"},
+		},
+		"several owners": {
+			{override(one, Override{Owner: "a", Scale: 5}), " -10.0.0.1:8080 +10.0.0.1:8080 weight=5"},
+			{override(one, Override{Owner: "b", Scale: 2}), " -10.0.0.1:8080 weight=5 +10.0.0.1:8080 weight=10"},
+			{override(one, Override{Owner: "c", Eject: true}), " -10.0.0.1:8080 weight=10 +10.0.0.1:8080 ejected weight=10"},
+			{override(one, Override{Owner: "b"}), " -10.0.0.1:8080 ejected weight=10 +10.0.0.1:8080 ejected weight=5"},
+			{override(one, Override{Owner: "b"}), ""},
+			{override(one, Override{Owner: "a"}), " -10.0.0.1:8080 ejected weight=5 +10.0.0.1:8080 ejected"},
+			{override(one, Override{Owner: "c"}), " -10.0.0.1:8080 ejected +10.0.0.1:8080"},
+		},
+		"weights that do not fit": {
+			{override(one, Override{Owner: "a", Scale: 50000}), " -10.0.0.1:8080 +10.0.0.1:8080 weight=50000"},
+			{override(two, Override{Owner: "b", Scale: 20}), " -10.0.0.2:8080 +10.0.0.2:8080 weight=20"},
+			{override(one, Override{Owner: "b", Scale: 50}), " -10.0.0.1:8080 weight=50000 -10.0.0.2:8080 weight=20 +10.0.0.1:8080 weight=65535 +10.0.0.2:8080"},
+			{override(one, Override{Owner: "a"}), " -10.0.0.1:8080 weight=65535 -10.0.0.2:8080 +10.0.0.1:8080 weight=50 +10.0.0.2:8080 weight=20"},
+			{override(one, Override{Owner: "b"}), " -10.0.0.1:8080 weight=50 +10.0.0.1:8080"},
+			{override(two, Override{Owner: "b"}), " -10.0.0.2:8080 weight=20 +10.0.0.2:8080"},
 		},
 		"when all are ejected, none is": {
 			ejectOne,
@@ -189,7 +206,7 @@ func TestEditEndpointsRunsWhenItMust(t *testing.T) {
 				s.Name, s.Spec.ClusterIP, s.Spec.ClusterIPs = "other", "10.96.0.11", []string{"10.96.0.11"}
 			}))
 		}, "10.96.0.11:80/TCP 0"},
-		{"an override", func() bool { return tracker.Override(http, addrPort("10.0.0.1:8080"), Override{Weight: 2}) }, "10.96.0.10:80/TCP 1"},
+		{"an override", func() bool { return tracker.Override(http, addrPort("10.0.0.1:8080"), Override{Scale: 2}) }, "10.96.0.10:80/TCP 1"},
 		{"Refresh", func() bool { return tracker.Refresh(http) }, "10.96.0.10:80/TCP 1"},
 		{"Refresh of what is not there", func() bool { return tracker.Refresh(portName("x", "TCP")) }, ""},
 		{"the Service's port", func() bool {
@@ -224,7 +241,7 @@ func TestEventsArriveWhileEditEndpointsRuns(t *testing.T) {
 		o.EditEndpoints = func(_ *ServicePort, list []Endpoint) []Endpoint {
 			if runs++; runs == 1 {
 				tracker.Endpoints.EndpointSliceUpdate(webSlice("a", at("10.0.0.1"), at("10.0.0.2")), false)
-				tracker.Override(http, addrPort("10.0.0.1:8080"), Override{Weight: 2})
+				tracker.Override(http, addrPort("10.0.0.1:8080"), Override{Scale: 2})
 				tracker.SetNode(Node{Name: "renamed"})
 				if tracker.PendingSince(v1.IPv4Protocol).IsZero() {
 					t.Error("nothing is pending while the hook runs")

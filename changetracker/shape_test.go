@@ -88,7 +88,7 @@ func (w *world) targets(r *rand.Rand, name types.NamespacedName) (targets []over
 		p := pick(r, ports...)
 		for _, e := range p.endpoints.Slice() {
 			if r.IntN(3) > 0 {
-				targets = append(targets, overridden{p.name, e.Addr})
+				targets = append(targets, overridden{p.name, e.Addr, pick(r, owners()...)})
 			}
 		}
 		return nil, errTest
@@ -97,8 +97,10 @@ func (w *world) targets(r *rand.Rand, name types.NamespacedName) (targets []over
 		return targets
 	}
 	addr := pick(r, "10.0.0.1:8080", "10.0.0.2:8080", "[fd00::1]:8080")
-	return []overridden{{randomPort(r, name), netip.MustParseAddrPort(addr)}}
+	return []overridden{{randomPort(r, name), netip.MustParseAddrPort(addr), pick(r, owners()...)}}
 }
+
+func owners() []string { return []string{"", "another"} }
 
 func (w *world) override(of overridden, o Override) (changed bool) {
 	if o == (Override{}) {
@@ -106,6 +108,7 @@ func (w *world) override(of overridden, o Override) (changed bool) {
 	} else {
 		w.overrides[of] = o
 	}
+	o.Owner = of.owner
 	return w.tracker.Override(of.name, of.addr, o)
 }
 
@@ -138,24 +141,29 @@ func (w *world) shaped(plain *State) replica {
 	r := replica{}
 	for _, service := range plain.services.All() {
 		for _, p := range service.ports {
-			list, left := map[netip.AddrPort]Endpoint{}, 0
+			list, left, heaviest := map[netip.AddrPort]Endpoint{}, 0, 0
+			weights, ejected := map[netip.AddrPort]int{}, map[netip.AddrPort]bool{}
 			for _, e := range p.endpoints.Slice() {
-				list[e.Addr] = e
-				if (e.Ready || e.Serving && e.Terminating) && !w.overrides[overridden{p.name, e.Addr}].Eject {
+				list[e.Addr], weights[e.Addr] = e, max(int(e.Weight), 1)
+				for _, owner := range owners() {
+					of := w.overrides[overridden{p.name, e.Addr, owner}]
+					weights[e.Addr] *= max(int(of.Scale), 1)
+					ejected[e.Addr] = ejected[e.Addr] || of.Eject
+				}
+				heaviest = max(heaviest, weights[e.Addr])
+				if (e.Ready || e.Serving && e.Terminating) && !ejected[e.Addr] {
 					left++
 				}
 			}
 			for addr, e := range list {
-				o := w.overrides[overridden{p.name, addr}]
-				if o.Eject && left > 0 {
+				if ejected[addr] && left > 0 {
 					e.Ready, e.Serving = false, false
 				}
-				switch o.Weight {
-				case 0:
-				case 1:
+				if heaviest > 65535 {
+					weights[addr] = max(1, weights[addr]*65535/heaviest)
+				}
+				if e.Weight = uint16(weights[addr]); e.Weight == 1 {
 					e.Weight = 0
-				default:
-					e.Weight = o.Weight
 				}
 				list[addr] = e
 			}

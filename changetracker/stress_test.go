@@ -130,7 +130,7 @@ func TestUpdatesAndAppliesAtTheSameTime(t *testing.T) {
 				slice.Labels[discovery.LabelServiceName] = name
 				tracker.Endpoints.EndpointSliceUpdate(slice, false)
 				port := ServicePortName{types.NamespacedName{Namespace: web.Namespace, Name: name}, "http", v1.ProtocolTCP}
-				tracker.Override(port, addrPort("10.0.0.1:8080"), Override{Eject: true, Weight: uint16(n)})
+				tracker.Override(port, addrPort("10.0.0.1:8080"), Override{Eject: true, Scale: uint16(n)})
 				tracker.Refresh(port)
 				tracker.Override(port, addrPort("10.0.0.1:8080"), Override{})
 				own["service "+name], own["slice "+name] = s, slice

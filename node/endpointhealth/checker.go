@@ -327,7 +327,7 @@ func (c *run) flush(now time.Time) (again time.Time) {
 		} else {
 			c.timers.set(&s.timer, again)
 		}
-		c.override(s)
+		c.overrideAll(s)
 	}
 	clear(c.dirty)
 	c.since = time.Time{}
@@ -339,14 +339,21 @@ func (c *run) flush(now time.Time) (again time.Time) {
 	return time.Time{}
 }
 
-// override gives the members of a service port the Overrides that they should have.
-func (c *run) override(s *servicePort) {
+// owner is the Owner of all Overrides.
+const owner = "endpointhealth"
+
+// override gives a member an Override.
+func (c *run) override(s *servicePort, m *member, o changetracker.Override) {
+	m.set, o.Owner = o, owner
+	c.changed = c.source.Tracker().Override(s.name, m.addr, o) || c.changed
+}
+
+// overrideAll gives the members of a service port the Overrides that they should have.
+func (c *run) overrideAll(s *servicePort) {
 	for _, m := range s.members {
 		if m.wanted == m.set {
 			continue
 		}
-		c.source.Tracker().Override(s.name, m.addr, m.wanted)
-		c.changed = true
 		switch {
 		case m.wanted.Eject && !m.set.Eject:
 			c.counters.Ejections++
@@ -356,8 +363,8 @@ func (c *run) override(s *servicePort) {
 			c.counters.Returns++
 			c.log.Info("endpoint returned", zap.Stringer("service", s.name), zap.Stringer("endpoint", m.addr), zap.Bool("failing", m.target.failing))
 		}
-		m.scaled = m.scaled || m.set.Weight != 0 || m.wanted.Weight != 0
-		m.set = m.wanted
+		c.override(s, m, m.wanted)
+		c.changed = true
 	}
 }
 

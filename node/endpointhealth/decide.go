@@ -2,7 +2,6 @@ package endpointhealth
 
 import (
 	"cmp"
-	"math"
 	"slices"
 	"time"
 
@@ -86,19 +85,18 @@ func (s *servicePort) decide(now time.Time) (again time.Time) {
 
 // ramp weights the members while some of them have returned within SlowStart.
 func (s *servicePort) ramp(now time.Time) (again time.Time) {
-	steps := s.steps()
-	ramping := false
+	steps, ramping := s.policy.SlowStartSteps, false
 	for _, m := range s.members {
 		if m.returned.IsZero() {
 			continue
 		}
 		passed := m.step(now, &s.policy)
-		if steps < 2 || passed >= s.policy.SlowStartSteps-1 {
+		if steps < 2 || passed >= steps-1 {
 			m.returned = time.Time{}
 			continue
 		}
 		ramping = true
-		last := time.Duration(s.policy.SlowStartSteps - 1)
+		last := time.Duration(steps - 1)
 		next := m.returned.Add((s.policy.SlowStart*time.Duration(passed+1) + last - 1) / last) // rounded up
 		if again.IsZero() || next.Before(again) {
 			again = next
@@ -110,9 +108,9 @@ func (s *servicePort) ramp(now time.Time) (again time.Time) {
 	for _, m := range s.members {
 		share := steps
 		if !m.returned.IsZero() {
-			share = 1 + m.step(now, &s.policy)*(steps-1)/(s.policy.SlowStartSteps-1)
+			share = 1 + m.step(now, &s.policy)
 		}
-		m.wanted.Weight = uint16(int(max(m.weight, 1)) * share) //nolint:gosec // steps bounds it
+		m.wanted.Scale = uint16(share) //nolint:gosec // maxSteps bounds it
 	}
 	return again
 }
@@ -120,13 +118,4 @@ func (s *servicePort) ramp(now time.Time) (again time.Time) {
 // step is the number of steps that have passed since the return.
 func (m *member) step(now time.Time, p *CheckPolicy) int {
 	return int(now.Sub(m.returned) * time.Duration(p.SlowStartSteps-1) / p.SlowStart)
-}
-
-// steps is by how much weights can be multiplied, at most SlowStartSteps.
-func (s *servicePort) steps() int {
-	heaviest := 1
-	for _, m := range s.members {
-		heaviest = max(heaviest, int(m.weight))
-	}
-	return min(s.policy.SlowStartSteps, math.MaxUint16/heaviest)
 }

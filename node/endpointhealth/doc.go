@@ -28,9 +28,8 @@
 // With CheckPolicy.SlowStart, a returning endpoint gets its share of new connections in steps, by
 // weight: meanwhile the weights of the service port's other endpoints are multiplied.
 //
-// Changes that are decided at about the same time become one sync. Overrides of the endpoints
-// that a Checker has ejected or weighted are its own: another part of the program must not
-// override them too. When Run ends, it removes its Overrides.
+// Changes that are decided at about the same time become one sync. The Owner of the Overrides is
+// "endpointhealth", so each Tracker has one Checker at most. When Run ends, it removes its Overrides.
 //
 // Every node checks for itself, from its own address. A check does not go through the rules of
 // the engine, but straight to the endpoint; for the rules see package canary. The package

@@ -52,10 +52,6 @@ type member struct {
 	cluster, local bool
 	ready          bool
 	group          uint8
-	// weight is what slices and hooks say. scaled means that the State may have the weight of an
-	// Override.
-	weight uint16
-	scaled bool
 	// wanted is the Override that it should have, set the one that it has.
 	wanted, set changetracker.Override
 	returned    time.Time // when its slow start began
@@ -162,11 +158,11 @@ func (c *run) setMembers(s *servicePort, list []changetracker.Endpoint, node cha
 			e := &selected.All[i]
 			m := find(before, e.Addr)
 			if m == nil {
-				m = &member{addr: e.Addr, weight: e.Weight, target: c.use(s, e.Addr, now)}
+				m = &member{addr: e.Addr, target: c.use(s, e.Addr, now)}
 			}
 			m.follow(s.port, e, &selected)
 			if m.set != (changetracker.Override{}) { // it ended if the endpoint was away meanwhile
-				c.changed = c.source.Tracker().Override(s.name, m.addr, m.set) || c.changed
+				c.override(s, m, m.set)
 			}
 			s.members = append(s.members, m)
 		}
@@ -185,19 +181,6 @@ func (m *member) follow(p *changetracker.ServicePort, e *changetracker.Endpoint,
 	m.cluster = p.UsesClusterEndpoints() && has(selected.Cluster, e.Addr)
 	m.local = p.UsesLocalEndpoints() && has(selected.Local, e.Addr)
 	m.group, m.ready = e.Priority, e.Ready
-	m.read(e.Weight)
-}
-
-// read takes over the weight in the State, unless it is one that an Override gave.
-func (m *member) read(weight uint16) {
-	plain := max(m.weight, 1)
-	switch {
-	case m.set.Weight != 0:
-		m.scaled = true
-	case m.scaled && weight > plain && weight%plain == 0 && weight/plain <= maxSteps:
-	default:
-		m.weight, m.scaled = weight, false
-	}
 }
 
 func find(members []*member, addr netip.AddrPort) *member {
@@ -235,8 +218,7 @@ func (c *run) use(s *servicePort, addr netip.AddrPort, now time.Time) *target {
 // release ends the check of an endpoint for a service port, and its Override.
 func (c *run) release(s *servicePort, m *member) {
 	if m.set != (changetracker.Override{}) {
-		c.changed = c.source.Tracker().Override(s.name, m.addr, changetracker.Override{}) || c.changed
-		m.set = changetracker.Override{}
+		c.override(s, m, changetracker.Override{})
 	}
 	if of := s.service(); c.members[of] > 1 {
 		c.members[of]--
