@@ -47,6 +47,7 @@
 //   - node/programmed, node/programmed/cluster: tells, over HTTP and by Leases, which changes a
 //     node, or every node, has programmed.
 //   - node/endpointhealth: ejects endpoints that fail although they are ready.
+//   - node/leastconnections: sends new connections where few are open, in engines of the kernel.
 //   - node/nodedeps: the Deps that an engine of your own needs on a node.
 //   - node/zaplog: makes a *zap.Logger from a slog.Logger or a logr.Logger.
 //   - node/nodeproxy: a module of its own: the whole node proxy, as a program and as a part of

@@ -48,6 +48,15 @@ func (s *State) Endpoints(name ServicePortName) []Endpoint {
 	return p.endpoints.Slice()
 }
 
+// Merged returns what Endpoints returned without Overrides and Options.EditEndpoints.
+func (s *State) Merged(name ServicePortName) []Endpoint {
+	p := s.find(name)
+	if p == nil {
+		return nil
+	}
+	return p.merged.Slice()
+}
+
 // EachEndpoint calls visit with each endpoint that Endpoints returns, in order, and copies nothing.
 func (s *State) EachEndpoint(name ServicePortName, visit func(*Endpoint)) {
 	p := s.find(name)

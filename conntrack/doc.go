@@ -11,7 +11,8 @@
 // Valid entries are not deleted: endpoints that terminate but still serve keep their
 // flows. Changes of traffic policy or topology affect new connections only.
 //
-// ReportConnections watches how connections through Services end, for package endpointhealth.
+// ReportConnections watches how connections through Services end, for package endpointhealth. OpenConnections lists the
+// open ones, for package leastconnections.
 //
 // NewSysctls sets the limits of connection tracking, as kube-proxy does. The package builds on all platforms, and
 // works on Linux only.

@@ -21,6 +21,13 @@ func New(o Options) *proxier.Conntrack {
 	}}
 }
 
+// OpenConnections returns a function that returns proxier.ErrNotSupported.
+func OpenConnections(string) func(context.Context, v1.IPFamily, func(id uint64, protocol v1.Protocol, server netip.AddrPort)) error {
+	return func(context.Context, v1.IPFamily, func(id uint64, protocol v1.Protocol, server netip.AddrPort)) error {
+		return fmt.Errorf("list connections on %s: %w", runtime.GOOS, proxier.ErrNotSupported)
+	}
+}
+
 // ReportConnections returns proxier.ErrNotSupported.
 func ReportConnections(context.Context, string, func(endpoint netip.AddrPort, protocol v1.Protocol, err error)) error {
 	return fmt.Errorf("watch connections on %s: %w", runtime.GOOS, proxier.ErrNotSupported)

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/enum"
 )
@@ -25,7 +26,7 @@ const (
 	needsAffinity
 	// needsHash: so does a consistent hash.
 	needsHash
-	// needsWeights: the endpoints have different weights.
+	// needsWeights: the endpoints have different weights, or get them with policy LeastConnections.
 	needsWeights
 	// needsEnding: connections to endpoints that are gone are found by connection tracking, under
 	// the VIP.
@@ -101,6 +102,8 @@ func (c *Sockets) judgeService(s *desired.Service, g *desired.Globals) reason {
 		return needsAffinity
 	case s.Port != nil && s.Port.Balancing.Hashes():
 		return needsHash
+	case s.Port != nil && s.Port.Balancing == changetracker.LeastConnections:
+		return needsWeights
 	case s.EndsConnections():
 		return needsEnding
 	case len(g.PodCIDRs) == 0 || g.PodInterface != "":

@@ -16,7 +16,7 @@ export SERVICEPLANE_SEED="${SERVICEPLANE_SEED:-$(od -An -N2 -tu2 /dev/urandom | 
 # Packages with goroutines run with the race detector. Where the kernel decides, and where data is
 # only walked, it proves nothing: those run without it, and the proofs race the former.
 raced=(./node/canary/... ./node/endpointhealth ./node/healthcheck ./hybrid ./informer ./internal/apitest ./internal/fleet ./internal/pause ./internal/poll
-  ./node/metrics ./node/programmed/... ./proxier ./runner ./node/nodeproxy/spctl ./node/tracing ./userspace ./proxier/connection ./node/zaplog)
+  ./node/leastconnections ./node/metrics ./node/programmed/... ./proxier ./runner ./node/nodeproxy/spctl ./node/tracing ./userspace ./proxier/connection ./node/zaplog)
 # Tests of raced packages that run without it: they send packets through rules, or count.
 plain='^(TestPackets|TestExplainAgrees|TestCounts$|TestASyncIsInProportion|TestFailuresCostLittle)'
 together='^(TestUpdatesAndAppliesAtTheSameTime|TestASnapshotIsSeenWhole)$' # of trackers, with goroutines

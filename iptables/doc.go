@@ -25,7 +25,7 @@
 // each endpoint has its own chain SEP-…, as other programs expect. Otherwise the service
 // port's chain translates directly, which loads several times faster. Service ports with
 // more than 16 endpoints choose in two or more steps. Weights of endpoints are the
-// probabilities of the rules; the load balancing policy is always Random.
+// probabilities of the rules; the load balancing policy is always Random; for LeastConnections see package leastconnections.
 //
 // # What a sync writes
 //

@@ -65,7 +65,8 @@
 // 128 slots, otherwise 1,024, or at least 8 for each endpoint. With the policies SourceHash and
 // SourcePortHash, slots are those of package maglev, and the index is the kernel's jhash of
 // the client's address, or address and port, with a constant seed. Seed and tables never
-// change, so that nodes of different versions agree. The policy LeastConnections is Random.
+// change, so that nodes of different versions agree. The policy LeastConnections is Random,
+// by the weights that package leastconnections gives.
 //
 // # Costs
 //

@@ -25,7 +25,8 @@ func packages(t *testing.T, goos string) []gocmd.Package {
 }
 
 // importers are the only packages, by folder, that may depend on a module. So changetracker,
-// desired, runner, proxier, canary, endpointhealth, healthcheck, debughttp, hybrid, userspace and zaplog stay light.
+// desired, runner, proxier, canary, endpointhealth, healthcheck, debughttp, hybrid,
+// leastconnections, userspace and zaplog stay light.
 var importers = map[string][]string{
 	"k8s.io/kubernetes":              {},
 	"k8s.io/component-base":          {},

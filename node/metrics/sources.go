@@ -10,6 +10,7 @@ import (
 
 	"github.com/serviceplane/serviceplane/node/canary"
 	"github.com/serviceplane/serviceplane/node/endpointhealth"
+	"github.com/serviceplane/serviceplane/node/leastconnections"
 	"github.com/serviceplane/serviceplane/proxier"
 	"github.com/serviceplane/serviceplane/proxier/connection"
 )
@@ -29,6 +30,8 @@ type Sources struct {
 	Canary func() map[v1.IPFamily]canary.TestStatus
 	// EndpointHealth returns the results of health checks: endpointhealth.Checker.Status.
 	EndpointHealth func() endpointhealth.Summary
+	// LeastConnections returns what a Balancer does: leastconnections.Balancer.Summary.
+	LeastConnections func() leastconnections.Summary
 	// Sockets returns numbers of sockets: Engine.SocketCounts of package ebpf. After an error, a
 	// scrape lacks them.
 	Sockets func(v1.IPFamily) (connection.SocketCounts, error)
@@ -58,6 +61,7 @@ func newScraped(o *Options) *scraped {
 	s.ofPackets()
 	s.ofCanary()
 	s.ofHealth()
+	s.ofLeastConnections()
 	s.ofSockets(o.Families)
 	s.ofCounts(o)
 	return s
@@ -192,5 +196,30 @@ func (s *scraped) ofSockets(families []v1.IPFamily) {
 				forwarded(out, float64(toPeer), string(family), "peer")
 			}
 		}
+	})
+}
+
+// ofLeastConnections has what a Balancer does. Without a service port that it balances there is nothing.
+func (s *scraped) ofLeastConnections() {
+	const prefix = "serviceplane_least_connections_"
+	ports := s.gauge(prefix+"service_ports", "Service ports with policy least-connections, whose endpoints get weights by their open connections.")
+	connections := s.gauge(prefix+"connections", "Open connections from this node to their endpoints, at the last reading.")
+	readings := s.counter(prefix+"readings_total", "Readings of the open connections, by result: passed or failed.", labelResult)
+	changes := s.counter(prefix+"changes_total", "Weights of endpoints that were changed.")
+	duration := s.gauge(prefix+"duration_seconds", "Duration of the last reading.")
+	s.read(func(from *Sources, out sink) {
+		if from.LeastConnections == nil {
+			return
+		}
+		b := from.LeastConnections()
+		if b.Readings == 0 {
+			return
+		}
+		ports(out, float64(b.Ports))
+		connections(out, float64(b.Connections))
+		readings(out, float64(b.Readings-b.Failures), "passed")
+		readings(out, float64(b.Failures), "failed")
+		changes(out, float64(b.Changes))
+		duration(out, b.Took.Seconds())
 	})
 }

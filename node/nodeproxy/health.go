@@ -17,6 +17,7 @@ import (
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/conntrack"
 	"github.com/serviceplane/serviceplane/node/endpointhealth"
+	"github.com/serviceplane/serviceplane/node/leastconnections"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -200,9 +201,12 @@ func duration(to *time.Duration) func(string) error {
 	}
 }
 
-// observed is the Observer of a proxy, which adds traces and health checks to the metrics.
+// observed is the Observer of a proxy, which adds traces and health checks to the metrics, and what else changes
+// endpoints by what it observes.
 type observed struct {
 	proxier.Observer
+
+	balancer *leastconnections.Balancer // nil: the engine has the policy
 
 	health *endpointhealth.Checker // nil: none
 	log    *zap.Logger
@@ -213,10 +217,16 @@ type observed struct {
 // observed returns what observes a proxy. end exports the last traces.
 func (o *options) observed(ctx context.Context, node string, m *measured, log *zap.Logger) (all *observed, end func(), err error) {
 	traced, end, err := o.traced(ctx, node, m.Metrics, log)
-	if err != nil || !o.health.enabled {
-		return &observed{Observer: traced}, end, err
+	if err != nil {
+		return nil, nil, err
 	}
-	all = &observed{log: log, counting: make(chan struct{})}
+	all = &observed{Observer: traced, log: log, counting: make(chan struct{})}
+	if m := o.mode(); m != modeIPVS && m != modeUserspace {
+		all.balancer, err = leastconnections.New(leastconnections.Options{List: conntrack.OpenConnections(""), Logger: log})
+	}
+	if err != nil || !o.health.enabled {
+		return all, end, err
+	}
 	var once sync.Once
 	all.health, err = endpointhealth.New(endpointhealth.Options{Logger: log, Choose: func(p *changetracker.ServicePort) (endpointhealth.CheckPolicy, bool, error) {
 		policy, ok, err := o.health.choose(p)
@@ -233,13 +243,16 @@ func (o *options) observed(ctx context.Context, node string, m *measured, log *z
 	return all, end, nil
 }
 
-// tasks are those of the health check of a proxy in a mode. In mode userspace, sockets report the
-// connections; in others the kernel does, once a Service asks for it.
-func (o *observed) tasks(p *proxier.Proxier, m mode) []task {
-	if o.health == nil {
-		return nil
+// tasks are those of a proxy in a mode. In mode userspace, sockets report the connections for
+// health checks; in others the kernel does, once a Service asks for it.
+func (o *observed) tasks(p *proxier.Proxier, m mode) (all []task) {
+	if o.balancer != nil {
+		all = append(all, task{"least connections", func(ctx context.Context) error { return o.balancer.Run(ctx, p) }})
 	}
-	all := []task{{"endpoint health", func(ctx context.Context) error { return o.health.Run(ctx, p) }}}
+	if o.health == nil {
+		return all
+	}
+	all = append(all, task{"endpoint health", func(ctx context.Context) error { return o.health.Run(ctx, p) }})
 	if m == modeUserspace {
 		return all
 	}

@@ -10,7 +10,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/serviceplane/serviceplane/iptables"
-	"github.com/serviceplane/serviceplane/node/endpointhealth"
 	"github.com/serviceplane/serviceplane/node/metrics"
 	"github.com/serviceplane/serviceplane/proxier"
 )
@@ -40,14 +39,17 @@ func (o *options) measure() (*measured, error) {
 	return &measured{Metrics: m, registry: registry, client: client}, nil
 }
 
-// watch shows the status of a proxy, the results of its canary, and of health checks.
-func (m *measured) watch(o *options, p *testedProxy, health *endpointhealth.Checker, config proxier.Config) {
+// watch shows the status of a proxy, the results of its canary, and of what observes it.
+func (m *measured) watch(o *options, p *testedProxy, by *observed, config proxier.Config) {
 	m.sources = metrics.Sources{Status: p.Status}
 	if p.canary != nil {
 		m.sources.Canary = p.canary.Status
 	}
-	if health != nil {
-		m.sources.EndpointHealth = health.Status
+	if by.health != nil {
+		m.sources.EndpointHealth = by.health.Status
+	}
+	if by.balancer != nil {
+		m.sources.LeastConnections = by.balancer.Summary
 	}
 	if o.countConnections || o.countTraffic {
 		m.sources.Counts = p.Counts

@@ -53,7 +53,7 @@ func run(ctx context.Context, o *options, log *zap.Logger) error {
 	if err != nil {
 		return err
 	}
-	measured.watch(o, tested, observed.health, config)
+	measured.watch(o, tested, observed, config)
 	source, err := o.source(node, provider, measured, log)
 	if err != nil {
 		return err

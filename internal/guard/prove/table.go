@@ -148,7 +148,7 @@ func histories() (some []proof) {
 // races run every test with a kernel under the race detector.
 func races() (some []proof) {
 	const few = seeds + "20 go test -race -run=^TestHistories$ "
-	const rest = "./node/canary/... ./conntrack ./node/endpointhealth ./hybrid ./node/nodedeps ./internal/nftrace ./node/packettrace ./proxier ./proxiertest ./proxiertest/history" +
+	const rest = "./node/canary/... ./conntrack ./node/endpointhealth ./node/leastconnections ./hybrid ./node/nodedeps ./internal/nftrace ./node/packettrace ./proxier ./proxiertest ./proxiertest/history" +
 		" ./internal/allpackets ./internal/chaos ./internal/coexistence ./internal/growth ./internal/guard ./internal/hostile ./internal/jhash" +
 		" ./internal/namespace ./internal/netlinkx ./internal/netns ./internal/nft ./internal/packetcost ./internal/refusals ./internal/soak"
 	for _, r := range []struct {
