@@ -13,7 +13,7 @@ import (
 // sorted by prefix and number, and a test or a scenario of proxiertest quotes each row.
 func TestRules(t *testing.T) {
 	t.Parallel()
-	code := regexp.MustCompile(`\b(CFG|CLEAN|CT|EHC|ENG|EPS|HC|LTD|MET|NODE|NPA|OPT|PKT|RUN|SYS|TOP|TRK|VAL|W)-\d\d\b`)
+	code := regexp.MustCompile(`\b(CFG|CLEAN|CT|EHC|ENG|EPS|HC|LCB|LTD|MET|NODE|NPA|OPT|PKT|RUN|SYS|TOP|TRK|VAL|W)-\d\d\b`)
 	var rows []string
 	for _, m := range regexp.MustCompile(`(?m)^\| ([A-Z]+-\d+) \|`).FindAllStringSubmatch(documents.Read(t, root, "RULES.md")["docs/RULES.md"], -1) {
 		rows = append(rows, m[1])

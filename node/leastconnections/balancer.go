@@ -25,16 +25,16 @@ type Balancer struct {
 
 	mu      sync.Mutex // guards all below
 	begun   bool
-	summary Summary
+	readings Readings
 }
 
-// Summary is what a Balancer does.
-type Summary struct {
+// Readings is what a Balancer has read, and done.
+type Readings struct {
 	// Ports is the number of service ports with the policy LeastConnections, over both families.
 	Ports int
-	// Readings counts readings of the open connections of a family, Failures the ones that failed. Changes counts the
+	// Made counts readings of the open connections of a family, Failed the ones that failed. Changes counts the
 	// weights that were changed. All count since the start.
-	Readings, Failures, Changes uint64
+	Made, Failed, Changes uint64
 	// Took is the duration of the last reading, of both families if both have Ports. Connections is how many it found that are open to endpoints of Ports.
 	Took        time.Duration
 	Connections int
@@ -48,18 +48,18 @@ func New(options Options) (*Balancer, error) {
 	return &Balancer{options: options.withDefaults()}, nil
 }
 
-// Summary returns what the Balancer does.
-func (b *Balancer) Summary() Summary {
+// Readings returns what the Balancer has read, and done.
+func (b *Balancer) Readings() Readings {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.summary
+	return b.readings
 }
 
-// note changes the Summary.
-func (b *Balancer) note(change func(*Summary)) {
+// note changes the Readings.
+func (b *Balancer) note(change func(*Readings)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	change(&b.summary)
+	change(&b.readings)
 }
 
 // Run balances until ctx ends. It returns nil after its Overrides are removed. Run may be called once.
@@ -139,10 +139,10 @@ func (r *run) read(ctx context.Context) (took time.Duration) {
 		}
 	}
 	took = time.Since(begin)
-	r.note(func(s *Summary) {
-		s.Ports, s.Connections = ports, connections
+	r.note(func(r *Readings) {
+		r.Ports, r.Connections = ports, connections
 		if ports > 0 {
-			s.Took = took
+			r.Took = took
 		}
 	})
 	r.sync()
@@ -230,7 +230,7 @@ func (f *familyRun) balance(ctx context.Context) (connections int) {
 		}
 	}
 	f.newcomers.begin()
-	f.note(func(s *Summary) { s.Readings++ })
+	f.note(func(r *Readings) { r.Made++ })
 	err := f.options.List(ctx, f.name, func(id uint64, protocol v1.Protocol, server netip.AddrPort) {
 		if c := counts[endpointKey{protocol, server}]; c != nil {
 			connections++
@@ -266,7 +266,7 @@ func (f *familyRun) failed(err error) bool {
 		return false
 	}
 	f.newcomers.undo()
-	f.note(func(s *Summary) { s.Failures++ })
+	f.note(func(r *Readings) { r.Failed++ })
 	if f.failures++; f.failures == 1 {
 		f.options.Logger.Warn("open connections cannot be read: least-connections chooses by the last counts, and after some failures at random; it is tried again",
 			zap.String("family", string(f.name)), zap.Error(err))
@@ -322,7 +322,7 @@ func (f *familyRun) override(p *port, wanted []uint16) int {
 func (f *familyRun) tell(p *port, addr netip.AddrPort, scale uint16) {
 	if f.source.Tracker().Override(p.name, addr, changetracker.Override{Owner: owner, Scale: scale}) {
 		f.changed = true
-		f.note(func(s *Summary) { s.Changes++ })
+		f.note(func(r *Readings) { r.Changes++ })
 	}
 }
 

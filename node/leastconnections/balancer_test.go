@@ -159,7 +159,7 @@ func (p *plane) after(wait time.Duration, want ...uint16) {
 	time.Sleep(wait)
 	synctest.Wait()
 	if got := p.weights("web"); !slices.Equal(got, want) {
-		p.t.Errorf("%v later: weights %v, want %v; %+v", wait, got, want, p.balancer.Summary())
+		p.t.Errorf("%v later: weights %v, want %v; %+v", wait, got, want, p.balancer.Readings())
 	}
 }
 
@@ -237,7 +237,7 @@ func TestReadingsAreBounded(t *testing.T) {
 		p.change(func() { p.takes = 2 * time.Second })
 		p.service("web", changetracker.LeastConnections, 1, 1)
 		time.Sleep(time.Hour)
-		if s := p.balancer.Summary(); s.Readings < 80 || s.Readings > 90 || s.Took < 2*time.Second {
+		if s := p.balancer.Readings(); s.Made < 80 || s.Made > 90 || s.Took < 2*time.Second {
 			t.Errorf("%+v: want 3600 s / 42 s readings", s)
 		}
 	})
@@ -258,7 +258,7 @@ func TestChangesAreBounded(t *testing.T) {
 		for range 15 {
 			time.Sleep(time.Second)
 			synctest.Wait()
-			now := p.balancer.Summary().Changes
+			now := p.balancer.Readings().Changes
 			if now-before > 12 {
 				t.Errorf("%d changes after a reading", now-before)
 			}
@@ -284,8 +284,8 @@ func TestReadingsThatFail(t *testing.T) {
 		p.change(func() { p.err = errors.New("refused") })
 		p.after(2*reading, 1, 16)
 		p.after(time.Hour, 1, 1)
-		if p.logs.Len() != 1 || p.balancer.Summary().Failures < 3000 {
-			t.Errorf("%d lines, %+v", p.logs.Len(), p.balancer.Summary())
+		if p.logs.Len() != 1 || p.balancer.Readings().Failed < 3000 {
+			t.Errorf("%d lines, %+v", p.logs.Len(), p.balancer.Readings())
 		}
 		p.change(func() { p.err = nil })
 		p.after(reading, 1, 16)
@@ -311,6 +311,6 @@ func ExampleBalancer() {
 		panic(err)
 	}
 	// In a goroutine: balancer.Run(ctx, provider)
-	fmt.Println(balancer.Summary().Ports)
+	fmt.Println(balancer.Readings().Ports)
 	// Output: 0
 }

@@ -18,14 +18,14 @@ func TestMetricsOfLeastConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	const prefix = "serviceplane_least_connections_"
-	for _, s := range []metrics.Sources{{}, {LeastConnections: func() leastconnections.Summary { return leastconnections.Summary{} }}} {
+	for _, s := range []metrics.Sources{{}, {LeastConnections: func() leastconnections.Readings { return leastconnections.Readings{} }}} {
 		m.Watch(s)
 		if families := scrape(t, registry); families[prefix+"service_ports"] != nil {
 			t.Error("there is a metric of least-connections before a reading")
 		}
 	}
-	m.Watch(metrics.Sources{LeastConnections: func() leastconnections.Summary {
-		return leastconnections.Summary{Ports: 1, Readings: 5, Failures: 2, Changes: 3, Took: 4 * time.Second, Connections: 6}
+	m.Watch(metrics.Sources{LeastConnections: func() leastconnections.Readings {
+		return leastconnections.Readings{Ports: 1, Made: 5, Failed: 2, Changes: 3, Took: 4 * time.Second, Connections: 6}
 	}})
 	families := scrape(t, registry)
 	for metric, want := range map[string]float64{"service_ports": 1, "changes_total": 3, "duration_seconds": 4, "connections": 6} {

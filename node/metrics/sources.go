@@ -30,8 +30,8 @@ type Sources struct {
 	Canary func() map[v1.IPFamily]canary.TestStatus
 	// EndpointHealth returns the results of health checks: endpointhealth.Checker.Status.
 	EndpointHealth func() endpointhealth.Summary
-	// LeastConnections returns what a Balancer does: leastconnections.Balancer.Summary.
-	LeastConnections func() leastconnections.Summary
+	// LeastConnections returns what a Balancer does: leastconnections.Balancer.Readings.
+	LeastConnections func() leastconnections.Readings
 	// Sockets returns numbers of sockets: Engine.SocketCounts of package ebpf. After an error, a
 	// scrape lacks them.
 	Sockets func(v1.IPFamily) (connection.SocketCounts, error)
@@ -212,13 +212,13 @@ func (s *scraped) ofLeastConnections() {
 			return
 		}
 		b := from.LeastConnections()
-		if b.Readings == 0 {
+		if b.Made == 0 {
 			return
 		}
 		ports(out, float64(b.Ports))
 		connections(out, float64(b.Connections))
-		readings(out, float64(b.Readings-b.Failures), "passed")
-		readings(out, float64(b.Failures), "failed")
+		readings(out, float64(b.Made-b.Failed), "passed")
+		readings(out, float64(b.Failed), "failed")
 		changes(out, float64(b.Changes))
 		duration(out, b.Took.Seconds())
 	})

@@ -49,7 +49,7 @@ func (m *measured) watch(o *options, p *testedProxy, by *observed, config proxie
 		m.sources.EndpointHealth = by.health.Status
 	}
 	if by.balancer != nil {
-		m.sources.LeastConnections = by.balancer.Summary
+		m.sources.LeastConnections = by.balancer.Readings
 	}
 	if o.countConnections || o.countTraffic {
 		m.sources.Counts = p.Counts
