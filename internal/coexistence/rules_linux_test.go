@@ -77,6 +77,8 @@ var (
 
 func foreignTables(listed string) string {
 	listed = warning.ReplaceAllString(listed, "")
+	// nft looks up the program that owns a table, and does not always find it.
+	listed = regexp.MustCompile(`(?m)^(table .* \{.*) progname .*$`).ReplaceAllString(listed, "$1")
 	// Handles of tables follow the brace.
 	listed = regexp.MustCompile(`(?m)^(table .* \{) # handle \d+$`).ReplaceAllString(listed, "$1")
 	return ownedElsewhere.ReplaceAllString(listed, "")

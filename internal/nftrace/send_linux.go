@@ -75,18 +75,9 @@ func (s *sender) send(ctx context.Context) error {
 		return err
 	}
 	var failed error
-	begun := false
-	err = raw.Write(func(fd uintptr) bool {
-		if begun {
-			code, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR)
-			if failed = err; err == nil && code != 0 {
-				failed = unix.Errno(code)
-			}
-			return true
-		}
-		begun = true
+	err = raw.Write(func(fd uintptr) bool { // called again, perhaps too soon, connect(2) says how the handshake went
 		failed = unix.Connect(int(fd), address(s.packet.Destination))
-		return !errors.Is(failed, unix.EINPROGRESS)
+		return !errors.Is(failed, unix.EINPROGRESS) && !errors.Is(failed, unix.EALREADY)
 	})
 	if err := errors.Join(failed, err); err != nil || s.packet.Protocol == desired.TCP {
 		return err
