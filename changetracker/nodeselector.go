@@ -42,8 +42,9 @@ func (s NodeSelector) Matches(node *Node) bool {
 	return err == nil && selector.Matches(labels.Set(node.Labels))
 }
 
-// on returns the service port as a node has it.
-func (p *ServicePort) on(node *Node) *ServicePort {
+// On returns the service port as a node has it, of which the Labels matter: see ExposeOn. It is p itself if the
+// node has it as the tracker's node does.
+func (p *ServicePort) On(node *Node) *ServicePort {
 	all := p
 	if p.elsewhere != nil {
 		all = p.elsewhere
@@ -71,7 +72,7 @@ func (f *family) exposed(ports []*ServicePort) []*ServicePort {
 	}
 	list := make([]*ServicePort, len(ports))
 	for i, p := range ports {
-		list[i] = p.on(f.node)
+		list[i] = p.On(f.node)
 	}
 	return list
 }

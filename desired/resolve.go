@@ -13,21 +13,21 @@ import (
 // Resolve decides what the data plane must do for one service port. ok is false if the State
 // has no such service port.
 func (r *Resolver) Resolve(state *changetracker.State, name changetracker.ServicePortName) (s *Service, ok bool) {
-	t, ok := r.resolve(state, name, selected{})
+	port, ok := state.Service(name)
+	if !ok {
+		return nil, false
+	}
+	t, ok := r.resolve(state, port, selected{})
 	return t.service, ok
 }
 
-// resolve is Resolve that goes on from an earlier version, which may be empty.
-func (r *Resolver) resolve(state *changetracker.State, name changetracker.ServicePortName, since selected) (t selected, ok bool) {
-	port, ok := state.Service(name)
+// resolve is Resolve of a service port of the State that goes on from an earlier version, which may be empty.
+func (r *Resolver) resolve(state *changetracker.State, port *changetracker.ServicePort, since selected) (t selected, ok bool) {
+	protocol, ok := ProtocolOf(port.Name.Protocol)
 	if !ok {
 		return selected{}, false
 	}
-	protocol, ok := ProtocolOf(name.Protocol)
-	if !ok {
-		return selected{}, false
-	}
-	s := &Service{Name: name, Protocol: protocol, Affinity: port.SessionAffinity, Port: port}
+	s := &Service{Name: port.Name, Protocol: protocol, Affinity: port.SessionAffinity, Port: port}
 	if r.EditSelection != nil {
 		s.Frontends = r.frontends(s, r.takeEdited(s, state))
 		return selected{service: s}, true

@@ -11,13 +11,13 @@ import (
 
 // ResolveNodes is Resolve for many nodes at once, for a program that writes the data planes of all nodes. It
 // returns what a service port means on each node, in their order, or nil if the State has no such service port.
-// The Resolver's own Node does not matter.
+// The Resolver's own Node does not matter, nor that of the trackers.
 //
 // Nodes on which it means the same share one *Service: without topology hints, all that have no endpoint of it. A program can
 // write such rows once. It costs the endpoints of the service port for each different node, and little for
 // each other one. With EditSelection, no nodes share.
 func (r *Resolver) ResolveNodes(state *changetracker.State, name changetracker.ServicePortName, nodes []changetracker.Node) []*Service {
-	port, ok := state.Service(name)
+	known, ok := state.Service(name)
 	if !ok {
 		return nil
 	}
@@ -27,15 +27,17 @@ func (r *Resolver) ResolveNodes(state *changetracker.State, name changetracker.S
 	for i := range nodes {
 		own := *r
 		own.Node = nodes[i]
-		if r.EditSelection != nil || whereabouts.concerns(&own.Node) {
-			all[i], _ = own.Resolve(state, name)
+		port, class := known.On(&nodes[i]), ""
+		if r.EditSelection == nil && !whereabouts.concerns(&own.Node) {
+			class = own.class(port, whereabouts.zones)
+		}
+		if all[i] = shared[class]; all[i] != nil {
 			continue
 		}
-		class := own.class(port, whereabouts.zones)
-		if shared[class] == nil {
-			shared[class], _ = own.Resolve(state, name)
+		t, _ := own.resolve(state, port, selected{})
+		if all[i] = t.service; class != "" {
+			shared[class] = t.service
 		}
-		all[i] = shared[class]
 	}
 	return all
 }
@@ -90,6 +92,7 @@ func (r *Resolver) class(p *changetracker.ServicePort, zones bool) string {
 	for _, vip := range p.ExternalIPs {
 		bit(r.refuses(ExternalIP, p, vip))
 	}
+	bit(p.Elsewhere() == nil)
 	bit(len(p.LoadBalancerSourceRanges) > 0 && r.admits(p, p.LoadBalancerSourceRanges))
 	return class.String()
 }

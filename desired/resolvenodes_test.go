@@ -17,7 +17,7 @@ import (
 func nodesOf(n int) (all []changetracker.Node) {
 	for i := range n {
 		all = append(all, changetracker.Node{
-			Name: fmt.Sprint("n", i), Zone: fmt.Sprint("zone-", i%3), Addresses: []netip.Addr{netip.AddrFrom4([4]byte{192, 0, 2, byte(i)})},
+			Name: fmt.Sprint("n", i), Labels: map[string]string{"pool": fmt.Sprint(i % 2)}, Zone: fmt.Sprint("zone-", i%3), Addresses: []netip.Addr{netip.AddrFrom4([4]byte{192, 0, 2, byte(i)})},
 			PodCIDRs: []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(i), 0}), 24)},
 		})
 	}
@@ -27,8 +27,14 @@ func nodesOf(n int) (all []changetracker.Node) {
 // stateOf returns the State of one service port.
 func stateOf(tb testing.TB, port changetracker.ServicePort, endpoints []changetracker.Endpoint) *changetracker.State {
 	tb.Helper()
+	return stateOn(tb, changetracker.Node{}, port, endpoints)
+}
+
+// stateOn is stateOf with a node of the tracker.
+func stateOn(tb testing.TB, node changetracker.Node, port changetracker.ServicePort, endpoints []changetracker.Endpoint) *changetracker.State {
+	tb.Helper()
 	port.Name = webName
-	tracker, err := changetracker.New(changetracker.Options{Families: []v1.IPFamily{v1.IPv4Protocol}})
+	tracker, err := changetracker.New(changetracker.Options{Families: []v1.IPFamily{v1.IPv4Protocol}, Node: node})
 	if err == nil {
 		_, err = tracker.Services.Set(webName.NamespacedName, port)
 	}
@@ -48,7 +54,8 @@ func stateOf(tb testing.TB, port changetracker.ServicePort, endpoints []changetr
 	return state
 }
 
-// randomServicePort draws policies, VIPs that some node refuses, and source ranges that have the address of some nodes.
+// randomServicePort draws policies, VIPs that some node refuses or does not expose, and source ranges that have the
+// address of some nodes.
 func randomServicePort(r *rand.Rand) changetracker.ServicePort {
 	flip := func() bool { return r.IntN(2) == 0 }
 	p := changetracker.ServicePort{ClusterIP: netip.MustParseAddr("10.96.0.1"), Port: 80, NodePort: 30080, InternalPolicyLocal: flip(), ExternalPolicyLocal: flip()}
@@ -58,6 +65,9 @@ func randomServicePort(r *rand.Rand) changetracker.ServicePort {
 	}
 	if flip() {
 		p.LoadBalancerSourceRanges = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/29")}
+	}
+	if r.IntN(4) == 0 {
+		p.ExposeOn = "pool=1"
 	}
 	return p
 }
@@ -89,13 +99,18 @@ func TestResolveNodesIsResolve(t *testing.T) {
 	shared := 0
 	for seed := range uint64(2000) {
 		r := rand.New(rand.NewPCG(seed, 50))
-		state := stateOf(t, randomServicePort(r), randomEndpoints(r))
+		port, endpoints := randomServicePort(r), randomEndpoints(r)
+		state := stateOn(t, nodes[r.IntN(len(nodes))], port, endpoints)
 		resolver := Resolver{DenyNodeExternalIPs: r.IntN(2) == 0, DetectsPods: r.IntN(2) == 0}
 		all := resolver.ResolveNodes(state, webName, nodes)
 		distinct := map[*Service]bool{}
 		for i, node := range nodes {
+			of := state
+			if port.ExposeOn != "" {
+				of = stateOn(t, node, port, endpoints)
+			}
 			resolver.Node = node
-			want, _ := resolver.Resolve(state, webName)
+			want, _ := resolver.Resolve(of, webName)
 			if got := all[i]; !reflect.DeepEqual(got, want) {
 				t.Fatalf("seed %d: node %+v: %+v, want %+v", seed, node, got, want)
 			}

@@ -337,7 +337,11 @@ func (c *changed) resolve() {
 	for i := range c.changes {
 		change := &c.changes[i]
 		change.Before = c.before(change.Name)
-		t, ok := c.Now.resolver.resolve(c.Now.state, change.Name, c.known[change.Name])
+		var t selected
+		port, ok := c.Now.state.Service(change.Name)
+		if ok {
+			t, ok = c.Now.resolver.resolve(c.Now.state, port, c.known[change.Name])
+		}
 		if all, _, _ := t.choice.Len(); ok && (all >= manyEndpoints || c.Now.resolver.EditSelection != nil) {
 			c.next = append(c.next, t)
 		}
