@@ -36,6 +36,12 @@ type Failover struct {
 	End bool
 }
 
+// Enough reports whether so many ready endpoints are enough of a group's endpoints, without those that terminate or are
+// in maintenance.
+func (f Failover) Enough(ready, endpoints int) bool {
+	return ready > 0 && ready*maxShare >= int(f.Share)*endpoints
+}
+
 // maxShare is a Failover.Share of all endpoints.
 const maxShare = 100
 
@@ -200,7 +206,7 @@ func (s *summary) serving(f Failover) *group {
 // rank says how well a group can serve; 0 is not at all.
 func (g *group) rank(f Failover) int {
 	switch {
-	case g.ready > 0 && g.ready*maxShare >= int(f.Share)*g.expected:
+	case f.Enough(g.ready, g.expected):
 		return 3
 	case g.ready > 0:
 		return 2

@@ -11,12 +11,6 @@ import (
 // tally counts the members of a group, in both lists, and those that are ready and do not fail.
 type tally struct{ members, cluster, local, healthy, healthyLocal int }
 
-// serves reports whether a group serves without the endpoints that fail.
-func (g *tally) serves(elsewhere int, f changetracker.Failover) bool {
-	ready := g.healthy + elsewhere
-	return ready > 0 && ready*100 >= int(f.Share)*(g.members+elsewhere)
-}
-
 // choose returns which members to eject: members with a target that fails, of these the ejected
 // ones first, then the ones that have failed for longest, as far as the quotas of both lists of their
 // group allow. A group has no quota while another one can serve instead,
@@ -40,7 +34,7 @@ func (s *servicePort) choose() map[*member]bool {
 		if healthy == g.healthy {
 			g.cluster = s.policy.quota(g.cluster)
 		}
-		if healthy == g.healthy || g.healthyLocal == 0 && g.serves(s.elsewhere[group], s.port.Failover) {
+		if healthy == g.healthy || g.healthyLocal == 0 && s.port.Failover.Enough(g.healthy+s.elsewhere[group], g.members+s.elsewhere[group]) {
 			g.local = s.policy.quota(g.local)
 		}
 	}
