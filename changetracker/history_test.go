@@ -403,7 +403,7 @@ func (w *world) relist(to *Tracker) error {
 		}
 	}
 	for of, o := range w.overrides {
-		if o.Owner = of.owner; to.Override(of.name, of.addr, o) {
+		if o.By = of.owner; to.Override(of.name, of.addr, o) {
 			changed += fmt.Sprint(" override of ", of)
 		}
 	}

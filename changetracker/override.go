@@ -7,11 +7,11 @@ import (
 )
 
 // Override changes an endpoint beyond what slices say: for a health checker of its own, or for
-// an operator. It changes nothing if all but Owner is zero.
+// an operator. It changes nothing if all but By is zero.
 type Override struct {
-	// Owner is the part of the program that overrides. Several owners may override one endpoint: it is ejected, or in
+	// By names the part of the program that overrides. Several parts may override one endpoint: it is ejected, or in
 	// maintenance, if one of them says so, and all Scales multiply its weight.
-	Owner string
+	By string
 	// Eject stops new connections, as if the endpoint had failed its readiness probe: it stays
 	// in the State, but is neither Ready nor Serving. If that would leave the service port no ready
 	// endpoint although one is ready, or none that is usable, none of its endpoints is ejected: connections
@@ -25,14 +25,14 @@ type Override struct {
 	Scale uint16
 }
 
-// overrides are those of one service port, by endpoint; an endpoint has one of each Owner.
+// overrides are those of one service port, by endpoint; an endpoint has one of each By.
 type overrides map[netip.AddrPort][]Override
 
-// replace replaces the Override of the same Owner, and reports whether that was another one.
+// replace replaces the Override with the same By, and reports whether that was another one.
 func (o overrides) replace(addr netip.AddrPort, with Override) (changed bool) {
 	list := o[addr]
-	i := slices.IndexFunc(list, func(other Override) bool { return other.Owner == with.Owner })
-	isNone := with == Override{Owner: with.Owner}
+	i := slices.IndexFunc(list, func(other Override) bool { return other.By == with.By })
+	isNone := with == Override{By: with.By}
 	switch {
 	case i < 0 && isNone, i >= 0 && list[i] == with:
 		return false
@@ -51,14 +51,14 @@ func (o overrides) replace(addr netip.AddrPort, with Override) (changed bool) {
 // sum is what the Overrides of an endpoint come to.
 type sum struct {
 	eject, maintenance bool
-	scale              float64
+	scale              uint64 // at most 2^32
 }
 
 func (o overrides) sum(addr netip.AddrPort) sum {
 	all := sum{scale: 1}
 	for _, own := range o[addr] {
 		all.eject, all.maintenance = all.eject || own.Eject, all.maintenance || own.Maintenance
-		all.scale *= float64(max(own.Scale, 1))
+		all.scale = min(all.scale*uint64(max(own.Scale, 1)), math.MaxUint32)
 	}
 	return all
 }
@@ -75,14 +75,15 @@ func (o overrides) apply(list []Endpoint, p *ServicePort) []Endpoint {
 	places := map[place]*best{}
 	var after summary // of all ejections
 	list, sums := slices.Clone(list), make([]sum, len(list))
-	most := 1.0
+	most := uint64(math.MaxUint16)
 	for i := range list {
 		sums[i] = o.sum(list[i].Addr)
-		most = max(most, sums[i].scale*float64(list[i].share()))
+		most = max(most, sums[i].scale*uint64(list[i].share()))
 	}
 	for i := range list {
 		e, own := &list[i], &sums[i]
-		e.Weight, e.Maintenance = uint16(max(1, sums[i].scale*float64(e.share())*min(1, math.MaxUint16/most))), e.Maintenance || own.maintenance
+		e.Weight = uint16(max(1, own.scale*uint64(e.share())*math.MaxUint16/most)) //nolint:gosec // most is at least as much
+		e.Maintenance = e.Maintenance || own.maintenance
 		e.tidy()
 		on := place{e.Node, e.Priority}
 		if places[on] == nil {

@@ -108,7 +108,7 @@ func (w *world) override(of overridden, o Override) (changed bool) {
 	} else {
 		w.overrides[of] = o
 	}
-	o.Owner = of.owner
+	o.By = of.owner
 	return w.tracker.Override(of.name, of.addr, o)
 }
 

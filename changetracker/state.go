@@ -48,7 +48,8 @@ func (s *State) Endpoints(name ServicePortName) []Endpoint {
 	return p.endpoints.Slice()
 }
 
-// Merged returns what Endpoints returned without Overrides and Options.EditEndpoints.
+// Merged returns the endpoints of a service port as slices and Endpoints.Set say, before Overrides and
+// Options.EditEndpoints.
 func (s *State) Merged(name ServicePortName) []Endpoint {
 	p := s.find(name)
 	if p == nil {

@@ -111,7 +111,7 @@ func (t *Tracker) Ready() <-chan struct{} { return t.store.gate.open }
 // The channel is never closed.
 func (t *Tracker) Changed() <-chan struct{} { return t.store.changed }
 
-// Override replaces the previous Override of an endpoint by the same Owner; one that is zero but for its Owner
+// Override replaces the previous Override of an endpoint with the same By; one that is zero but for By
 // removes it. Without any, the endpoint is as slices say. An Override stays while slices or Endpoints.Set have the endpoint,
 // also if they change it or if another slice has it. It ends at the first Apply, successful or
 // not, at which the service port does not have the endpoint. So it may arrive before the

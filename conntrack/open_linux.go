@@ -12,10 +12,10 @@ import (
 )
 
 // OpenConnections returns a function that lists what connection tracking knows to be open, as package leastconnections
-// needs it: TCP connections that no side has closed for good, and all flows of other protocols. netNS is as in
-// proxier.Config. It calls each with a number that only that connection has and that stays the same, and with the
-// endpoint. The list is that of all connections, with or without a Service. One that opens or ends meanwhile
-// may be missing. Several goroutines may call the function at once.
+// needs it: TCP connections that not both sides have closed, and all flows of other protocols, of those whose destination
+// a rule has translated. netNS is as in proxier.Config. The function calls each with a number that only that connection
+// has and that stays the same, and with the endpoint. One that opens or ends meanwhile may be missing. Several goroutines
+// may call the function at once.
 func OpenConnections(netNS string) func(ctx context.Context, family v1.IPFamily, each func(id uint64, protocol v1.Protocol, server netip.AddrPort)) error {
 	seed := maphash.MakeSeed()
 	return func(ctx context.Context, family v1.IPFamily, each func(id uint64, protocol v1.Protocol, server netip.AddrPort)) error {
@@ -27,8 +27,8 @@ func OpenConnections(netNS string) func(ctx context.Context, family v1.IPFamily,
 			return classify(err)
 		}
 		defer s.Close()
-		return classify(netlinkx.ListFlows(s, uint8(number(family)), func(f *netlinkx.Flow) {
-			if f.TCPState <= tcpCloseWait {
+		return classify(netlinkx.ListFlows(ctx, s, uint8(number(family)), func(f *netlinkx.Flow) {
+			if f.Translated && f.TCPState <= tcpCloseWait {
 				each(f.Hash(seed), v1.Protocol(desired.Protocol(f.Protocol).String()), f.Server)
 			}
 		}))

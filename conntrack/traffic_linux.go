@@ -292,7 +292,7 @@ func (f *familyTraffic) each(do func(*netlinkx.Flow)) error {
 		return err
 	}
 	defer s.Close()
-	return netlinkx.ListFlows(s, uint8(number(f.name)), do)
+	return netlinkx.ListFlows(context.Background(), s, uint8(number(f.name)), do) //nolint:forbidigo // a part of a list is no list
 }
 
 // acceptsNodePorts reports whether an address accepts node ports.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -247,6 +248,15 @@ func balancing(b changetracker.Balancing) func(*changetracker.ServicePort) {
 	return func(p *changetracker.ServicePort) { p.Balancing = b }
 }
 
+func TestLeastConnectionsByWeights(t *testing.T) {
+	x := explainerOfWeb(t, balancing(changetracker.LeastConnections), weighted(local(1), 2), local(2))
+	x.Traits = func(*Service) Traits { return Traits{LeastByWeights: true} }
+	e, err := x.explain(packetTo(clusterIP.String() + ":30080"))
+	if want := "load balancing policy least-connections: by weights that follow the open connections, in proportion to the weights"; err != nil || !slices.Contains(e.Reasons, want) || e.Balancing != changetracker.Random {
+		t.Errorf("%+v, %v; want the reason %q", e, err, want)
+	}
+}
+
 // Each policy, with engines that have it or not; Random is what remains.
 func TestTraitsDecideThePolicy(t *testing.T) {
 	for _, c := range []struct {
@@ -255,6 +265,7 @@ func TestTraitsDecideThePolicy(t *testing.T) {
 	}{
 		{Traits{}, "random source-hash source-port-hash random"},
 		{Traits{NoHash: true}, "random random random random"},
+		{Traits{LeastByWeights: true}, "random source-hash source-port-hash random"},
 		{Traits{LeastConnections: true}, "random source-hash source-port-hash least-connections"},
 	} {
 		var got []string

@@ -112,6 +112,9 @@ type Traits struct {
 	// LeastConnections is whether the engine has this policy. Without it, service ports that
 	// ask for it have Random.
 	LeastConnections bool
+	// LeastByWeights is whether service ports that have Random instead get weights by their open connections: see package
+	// leastconnections.
+	LeastByWeights bool
 	// NoHash is whether the engine lacks the policies SourceHash and SourcePortHash: service
 	// ports that ask for one have Random.
 	NoHash bool

@@ -26,7 +26,7 @@ const (
 	needsAffinity
 	// needsHash: so does a consistent hash.
 	needsHash
-	// needsWeights: the endpoints have different weights, or get them with policy LeastConnections.
+	// needsWeights: the endpoints have different weights, or may get them by Config.LeastConnections.
 	needsWeights
 	// needsEnding: connections to endpoints that are gone are found by connection tracking, under
 	// the VIP.
@@ -48,7 +48,7 @@ const (
 
 // String is the reason in words, which follow "because".
 func (r reason) String() string {
-	return enum.Name(r, "", "sockets of its protocol are not translated", "it is skipped", "it has session affinity", "it has a consistent hash", "its endpoints have weights",
+	return enum.Name(r, "", "sockets of its protocol are not translated", "it is skipped", "it has session affinity", "it has a consistent hash", "its endpoints have weights, or may get them",
 		"its connections end with their endpoint", "a socket cannot tell a pod by its interface, or pods are not known", "every source is masqueraded",
 		"it is a node port", "it has no endpoints", "it has source ranges", "it has more than 65535 endpoints")
 }
@@ -85,10 +85,15 @@ func (c *Sockets) judge(s *desired.Service, f *desired.Frontend, g *desired.Glob
 		return scope, refused
 	case n > maxEndpoints:
 		return scope, tooManyEndpoints
-	case s.Weights(scope) != nil:
+	case s.Weights(scope) != nil, c.mayWeigh(s):
 		return scope, needsWeights
 	}
 	return scope, bySockets
+}
+
+// mayWeigh reports whether the endpoints of a service port may get weights at any time.
+func (c *Sockets) mayWeigh(s *desired.Service) bool {
+	return c.leastByWeights && s.Port != nil && s.Port.Balancing == changetracker.LeastConnections
 }
 
 // judgeService decides what is the same for all frontends.
@@ -102,8 +107,6 @@ func (c *Sockets) judgeService(s *desired.Service, g *desired.Globals) reason {
 		return needsAffinity
 	case s.Port != nil && s.Port.Balancing.Hashes():
 		return needsHash
-	case s.Port != nil && s.Port.Balancing == changetracker.LeastConnections:
-		return needsWeights
 	case s.EndsConnections():
 		return needsEnding
 	case len(g.PodCIDRs) == 0 || g.PodInterface != "":

@@ -47,6 +47,7 @@ func TestWhoCarries(t *testing.T) {
 		{name: "hash", frontend: clusterIP, service: func(s *desired.Service) { s.Port.Balancing = changetracker.SourceHash }, strict: needsHash, fast: needsHash},
 		{name: "ending", frontend: clusterIP, service: func(s *desired.Service) { s.Port.EndConnections = true }, strict: needsEnding, fast: needsEnding},
 		{name: "weights", frontend: clusterIP, service: func(s *desired.Service) { s.ClusterWeights = []uint16{1, 2} }, strict: needsWeights, fast: needsWeights},
+		{name: "least connections", frontend: clusterIP, service: func(s *desired.Service) { s.Port.Balancing = changetracker.LeastConnections }, strict: bySockets, fast: needsWeights},
 		{name: "skipped", frontend: clusterIP, service: func(s *desired.Service) { s.Name.Port = "skipped" }, strict: skipped, fast: skipped},
 		{name: "too many", frontend: clusterIP, service: func(s *desired.Service) { s.Cluster = many(maxEndpoints + 1) }, strict: tooManyEndpoints, fast: tooManyEndpoints},
 	} {
@@ -60,7 +61,7 @@ func TestWhoCarries(t *testing.T) {
 		}
 		s.Frontends = []desired.Frontend{c.frontend}
 		for mode, want := range map[bool]reason{false: c.strict, true: c.fast} {
-			sockets := Sockets{PodsKeepSource: mode, Choose: func(s *desired.Service) bool { return s.Name.Port != "skipped" }}
+			sockets := Sockets{PodsKeepSource: mode, leastByWeights: mode, Choose: func(s *desired.Service) bool { return s.Name.Port != "skipped" }}
 			if _, got := sockets.judge(s, &s.Frontends[0], &g); got != want {
 				t.Errorf("%s, %v: reason %d, want %d", c.name, mode, got, want)
 			}

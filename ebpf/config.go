@@ -71,6 +71,8 @@ type Sockets struct {
 	// NetNSs returns paths of the network namespaces where sockets may have to end, for UDP.
 	// nil means the node's, all in /run/netns, and the namespace of each process that this one sees.
 	NetNSs func() ([]string, error)
+
+	leastByWeights bool // Config.LeastConnections
 }
 
 const defaultBPFFS = "/sys/fs/bpf"
@@ -79,6 +81,7 @@ const defaultBPFFS = "/sys/fs/bpf"
 func (c Config) WithDefaults() Config {
 	c.Config = c.Config.WithDefaults()
 	c.Sockets.BPFFS = cmp.Or(c.Sockets.BPFFS, defaultBPFFS)
+	c.Sockets.leastByWeights = c.LeastConnections
 	return c
 }
 

@@ -71,6 +71,9 @@ type Config struct {
 	// net.netfilter.nf_conntrack_acct, for example by SysctlOptions.Accounting of package conntrack.
 	// Connections from before that setting have no traffic, others from when Run began.
 	CountTraffic bool
+	// LeastConnections says that a Balancer of package leastconnections runs beside this Provider: in an engine that
+	// chooses at random, service ports with policy LeastConnections follow it by weights, which is no Problem then.
+	LeastConnections bool
 	// Important are Services to program first in the first sync, and in each part of a large change, after
 	// default/kubernetes and kube-system/kube-dns.
 	Important []types.NamespacedName

@@ -59,9 +59,16 @@ func (f *family) logConflicts(now *desired.Resolved, before, s *desired.Service)
 	}
 }
 
-// balances reports whether the engine has the load balancing policy of a service port.
+// balances reports whether the engine has the load balancing policy of a service port, or follows it by weights.
 func (f *family) balances(s *desired.Service) bool {
-	return f.engine.Traits(s).Balancing(s) == s.Port.Balancing
+	return f.traits(s).Balancing(s) == s.Port.Balancing || s.Port.Balancing == changetracker.LeastConnections && f.config.LeastConnections
+}
+
+// traits are the engine's for a service port, and what the program adds to them.
+func (f *family) traits(s *desired.Service) desired.Traits {
+	t := f.engine.Traits(s)
+	t.LeastByWeights = f.config.LeastConnections
+	return t
 }
 
 // unsupported lists what a service port asks for and the engine does not have.

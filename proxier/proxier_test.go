@@ -468,6 +468,19 @@ func TestPoliciesOfOtherEnginesAreProblems(t *testing.T) {
 	})
 }
 
+// With Config.LeastConnections, somebody else follows that policy.
+func TestLeastConnectionsByWeightsIsNoProblem(t *testing.T) {
+	config := proxier.Config{LeastConnections: true}
+	config.Tracker.DecorateService = func(p *changetracker.ServicePort, _ *v1.Service) { p.Balancing = changetracker.LeastConnections }
+	run(t, config, func(t *testing.T, f *fixture) {
+		f.synced()
+		f.OnServiceAdd(service("a", "10.0.0.1"))
+		if err := f.Sync(t.Context()); err != nil || len(f.Status().Problems) > 0 {
+			t.Errorf("problems %v, %v; want none", f.Status().Problems, err)
+		}
+	})
+}
+
 // An engine without a fast path works, and the Services that ask for it have a problem.
 func TestAFastPathThatIsNotThereIsAProblem(t *testing.T) {
 	wanted := false

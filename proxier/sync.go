@@ -200,7 +200,7 @@ func (f *family) follow(ctx context.Context, delta changetracker.Delta, o *outco
 	f.locked(func() {
 		f.leaving.update(o.outcomes, o.state, f.config.EditSelection != nil)
 		f.programmed = programmed{
-			state: o.state, resolver: f.resolver, globals: f.globals, traits: f.engine.Traits,
+			state: o.state, resolver: f.resolver, globals: f.globals, traits: f.traits,
 			resolved: desired.NewResolved(o.state, f.resolver, f.globals),
 		}
 	})

@@ -39,7 +39,7 @@ func TestACallWithoutAnAnswerEnds(t *testing.T) {
 	netnstest.Check(t, s.netfilter.Send(refused))
 	netnstest.Check(t, s.netfilter.Send(Request(get, unix.NLM_F_DUMP, unix.AF_INET6)))
 	var handle *Handle
-	netnstest.Check(t, ListFlows(s, unix.AF_INET, func(f *Flow) { h := f.Handle(); handle = &h }))
+	netnstest.Check(t, ListFlows(t.Context(), s, unix.AF_INET, func(f *Flow) { h := f.Handle(); handle = &h }))
 	if handle == nil {
 		t.Fatal("the list lacks the flow")
 	}

@@ -29,7 +29,7 @@ func BenchmarkList(b *testing.B) {
 	for name, which := range map[string]Which{"all": {}, "unanswered": {Unanswered: true}, "of one frontend": {Protocol: unix.IPPROTO_UDP, To: netip.MustParseAddrPort("10.96.0.2:53")}} {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
-				netnstest.Check(b, s.list(unix.AF_INET, which, func(*Flow) {}))
+				netnstest.Check(b, s.list(b.Context(), unix.AF_INET, which, func(*Flow) {}))
 			}
 		})
 	}

@@ -64,7 +64,7 @@ func TestADumpListsWhatItShould(t *testing.T) {
 				want = append(want, e)
 			}
 		}
-		netnstest.Check(t, s.list(c.family, c.which, func(f *Flow) { got = append(got, entry{f.Protocol, f.Destination}) }))
+		netnstest.Check(t, s.list(t.Context(), c.family, c.which, func(f *Flow) { got = append(got, entry{f.Protocol, f.Destination}) }))
 		missing := slices.ContainsFunc(want, func(e entry) bool { return !slices.Contains(got, e) })
 		if missing || len(got) != len(want) && !c.others {
 			t.Errorf("%s: the kernel lists %v, want %v", name, got, want)

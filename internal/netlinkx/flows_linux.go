@@ -1,6 +1,7 @@
 package netlinkx
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -117,7 +118,7 @@ func DeleteFlows(s *Socket, family uint8, which Which, stale func(*Flow) bool) (
 	}
 	err = Retry(func() error {
 		var all []chosen
-		err := s.list(family, which, func(flow *Flow) {
+		err := s.list(context.Background(), family, which, func(flow *Flow) { //nolint:forbidigo // a part of them is deleted otherwise
 			if stale(flow) {
 				all = append(all, chosen{identity(flow.attrs), flow.TCPState == TCPSynSent})
 			}
@@ -151,12 +152,13 @@ func (s *Socket) removeIf(family uint8, id []byte, look bool, stale func(*Flow) 
 
 // ListFlows calls each for the entries of one address family, more than once if the dump is
 // interrupted.
-func ListFlows(s *Socket, family uint8, each func(*Flow)) error {
-	return Retry(func() error { return s.list(family, Which{}, each) })
+func ListFlows(ctx context.Context, s *Socket, family uint8, each func(*Flow)) error {
+	return Retry(func() error { return s.list(ctx, family, Which{}, each) })
 }
 
-func (s *Socket) list(family uint8, which Which, each func(*Flow)) error {
-	if err := s.ask(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, family, which.filter(), each); err != nil {
+func (s *Socket) list(ctx context.Context, family uint8, which Which, each func(*Flow)) error {
+	request := Request(unix.NFNL_SUBSYS_CTNETLINK<<8|nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, family, which.filter()...)
+	if err := s.netfilter.Ask(ctx, request, entries(each)); err != nil {
 		return fmt.Errorf("list flows: %w", err)
 	}
 	return nil

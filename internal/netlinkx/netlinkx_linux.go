@@ -88,13 +88,17 @@ const answerRoom = 1 << 20
 
 // ask sends a message about connection tracking, and calls each for the entries of the answer.
 func (s *Socket) ask(operation, flags uint16, family uint8, attrs []byte, each func(*Flow)) error {
-	request := Request(unix.NFNL_SUBSYS_CTNETLINK<<8|operation, flags, family, attrs...)
-	return s.netfilter.ask(request, func(m Message) {
+	return s.netfilter.ask(Request(unix.NFNL_SUBSYS_CTNETLINK<<8|operation, flags, family, attrs...), entries(each))
+}
+
+// entries calls each for the entries in messages.
+func entries(each func(*Flow)) func(Message) {
+	return func(m Message) {
 		_, attrs := m.Netfilter()
 		if flow, ok := parseFlow(attrs); ok {
 			each(&flow)
 		}
-	})
+	}
 }
 
 // AddrList lists the addresses of all links of one address family.

@@ -339,12 +339,12 @@ func (c *run) flush(now time.Time) (again time.Time) {
 	return time.Time{}
 }
 
-// owner is the Owner of all Overrides.
+// owner names the Checker in Overrides.
 const owner = "endpointhealth"
 
 // override gives a member an Override.
 func (c *run) override(s *servicePort, m *member, o changetracker.Override) {
-	m.set, o.Owner = o, owner
+	m.set, o.By = o, owner
 	c.changed = c.source.Tracker().Override(s.name, m.addr, o) || c.changed
 }
 

@@ -28,7 +28,7 @@
 // With CheckPolicy.SlowStart, a returning endpoint gets its share of new connections in steps, by
 // weight: meanwhile the weights of the service port's other endpoints are multiplied.
 //
-// Changes that are decided at about the same time become one sync. The Owner of the Overrides is
+// Changes that are decided at about the same time become one sync. Overrides have By
 // "endpointhealth", so each Tracker has one Checker at most. When Run ends, it removes its Overrides.
 //
 // Every node checks for itself, from its own address. A check does not go through the rules of

@@ -11,31 +11,30 @@ import (
 
 	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/internal/pause"
 )
 
-// owner is the Owner of all Overrides.
-const owner = "leastconnections"
-
 // Balancer balances the connections of one Provider. Its methods may be called from several goroutines at once.
 type Balancer struct {
 	options Options
 
-	mu      sync.Mutex // guards all below
-	begun   bool
+	mu       sync.Mutex // guards all below
+	begun    bool
 	readings Readings
 }
 
 // Readings is what a Balancer has read, and done.
 type Readings struct {
-	// Ports is the number of service ports with the policy LeastConnections, over both families.
-	Ports int
-	// Made counts readings of the open connections of a family, Failed the ones that failed. Changes counts the
-	// weights that were changed. All count since the start.
-	Made, Failed, Changes uint64
-	// Took is the duration of the last reading, of both families if both have Ports. Connections is how many it found that are open to endpoints of Ports.
+	// Ports is the number of service ports with the policy LeastConnections, over both families; AtRandom is how many of
+	// them stay at random, see the package documentation.
+	Ports, AtRandom int
+	// Passed and Failed count readings of the connections of a family. Changes counts Overrides. All count since the start.
+	Passed, Failed, Changes uint64
+	// Took is the duration of the last reading, of both families if both have Ports. Connections is how many it found
+	// that are open to endpoints of Ports.
 	Took        time.Duration
 	Connections int
 }
@@ -62,7 +61,7 @@ func (b *Balancer) note(change func(*Readings)) {
 	change(&b.readings)
 }
 
-// Run balances until ctx ends. It returns nil after its Overrides are removed. Run may be called once.
+// Run balances until ctx ends. It returns nil after it has removed its Overrides. Run may be called once.
 func (b *Balancer) Run(ctx context.Context, source Proxy) error {
 	b.mu.Lock()
 	isFirst := !b.begun
@@ -73,16 +72,17 @@ func (b *Balancer) Run(ctx context.Context, source Proxy) error {
 	}
 	r := &run{Balancer: b, source: source}
 	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
-		r.families = append(r.families, &familyRun{run: r, name: family, ports: map[changetracker.ServicePortName]*port{}})
+		r.families = append(r.families, &familyRun{run: r, name: family, services: map[types.NamespacedName][]*port{}})
 	}
 	for wait := b.options.Pause; pause.For(ctx, wait); {
-		took := r.read(ctx)
-		wait = max(b.options.Pause, readingShare*took)
+		wait = r.work(ctx)
 	}
 	for _, f := range r.families {
 		f.release()
 	}
-	r.sync()
+	if r.changed {
+		source.Trigger()
+	}
 	return nil
 }
 
@@ -91,7 +91,52 @@ type run struct {
 	*Balancer
 	source   Proxy
 	families []*familyRun
-	changed  bool // an Override that no sync was requested for
+	changed  bool // an Override that perhaps no sync has seen
+	warned   time.Time
+}
+
+const (
+	// rest is the pause after a sync that failed.
+	rest = 30 * time.Second
+	// longestWait is the longest pause after a reading that failed.
+	longestWait = 10 * time.Second
+	warnEvery   = 10 * time.Minute
+)
+
+// work reads, changes weights and waits for their sync. It returns the pause until the next call. While syncs fail, it
+// changes nothing: they have pauses of their own.
+func (r *run) work(ctx context.Context) (wait time.Duration) {
+	if r.changed && !r.sync(ctx) {
+		return rest
+	}
+	begin, sum, failed := time.Now(), Readings{}, false
+	for _, f := range r.families {
+		f.follow()
+		if len(f.turns) > 0 {
+			failed = !f.read(ctx, &sum) || failed
+		}
+	}
+	took := time.Since(begin)
+	r.note(func(now *Readings) {
+		now.Ports, now.AtRandom, now.Connections = sum.Ports, sum.AtRandom, sum.Connections
+		if sum.Ports > 0 {
+			now.Took = took
+		}
+	})
+	if r.changed && !r.sync(ctx) {
+		return rest
+	}
+	wait = max(r.options.Pause, workShare*time.Since(begin))
+	if failed {
+		return min(wait, max(r.options.Pause, longestWait))
+	}
+	return wait
+}
+
+// sync reports whether all Overrides are programmed.
+func (r *run) sync(ctx context.Context) bool {
+	r.changed = r.source.Sync(ctx) != nil
+	return !r.changed
 }
 
 // familyRun is a run in one family.
@@ -99,11 +144,11 @@ type familyRun struct {
 	*run
 	name      v1.IPFamily
 	state     *changetracker.State
-	reading   uint64
-	ports     map[changetracker.ServicePortName]*port
-	turns     []*port // the ports, the next to change first
+	services  map[types.NamespacedName][]*port
+	turns     []*port // of all Services, the next to change first
+	readings  int     // that passed
+	failures  int     // readings in a row
 	newcomers newcomers
-	failures  int // readings in a row
 }
 
 // endpointKey identifies an endpoint, for all service ports that have it.
@@ -115,215 +160,123 @@ type endpointKey struct {
 // count is what a reading has found for an endpoint.
 type count struct{ open, fresh int }
 
-// port is a service port with the policy.
-type port struct {
-	name      changetracker.ServicePortName
-	read      uint64                     // the reading of the State that saw it last
-	of        *changetracker.ServicePort // as it was then
-	endpoints []changetracker.Endpoint
-	addrs     []netip.AddrPort // of the endpoints that the node may use, sorted
-	weights   []float64
-	set       []uint16 // nil: no Override
-	// renewed means that there are other endpoints since the Overrides, so some may have ended.
-	renewed bool
-}
-
-// read reads the connections of the families that have service ports with the policy, and changes weights.
-func (r *run) read(ctx context.Context) (took time.Duration) {
-	ports, connections, begin := 0, 0, time.Now()
-	for _, f := range r.families {
-		f.follow()
-		ports += len(f.ports)
-		if len(f.ports) > 0 {
-			connections += f.balance(ctx)
-		}
-	}
-	took = time.Since(begin)
-	r.note(func(r *Readings) {
-		r.Ports, r.Connections = ports, connections
-		if ports > 0 {
-			r.Took = took
-		}
-	})
-	r.sync()
-	return took
-}
-
-// sync requests a sync if an Override has changed.
-func (r *run) sync() {
-	if r.changed {
-		r.changed = false
-		r.source.Trigger()
-	}
-}
-
-// follow takes over the State, if it is another one than before.
+// follow takes over the State.
 func (f *familyRun) follow() {
-	state := f.source.Programmed(f.name)
-	if state == nil || state == f.state {
+	before, state := f.state, f.source.Programmed(f.name)
+	if state == nil || state == before {
 		return
 	}
-	moved := f.state != nil && (f.state.Node().Name != state.Node().Name || f.state.Node().Zone != state.Node().Zone)
 	f.state = state
-	f.reading++
-	for name, p := range state.All() {
-		if p.Balancing == changetracker.LeastConnections {
-			f.take(name, p, moved)
+	if before != nil && (before.Node().Name != state.Node().Name || before.Node().Zone != state.Node().Zone) {
+		for name := range f.services {
+			f.take(name)
 		}
 	}
-	f.turns = slices.DeleteFunc(f.turns, func(p *port) bool {
-		if p.read == f.reading {
-			return false
-		}
-		f.override(p, nil)
-		delete(f.ports, p.name)
-		return true
-	})
+	for name := range state.Changed(before) {
+		f.take(name)
+	}
+	f.turns = slices.DeleteFunc(f.turns, func(p *port) bool { return p.gone })
 }
 
-// take takes over a service port of the State.
-func (f *familyRun) take(name changetracker.ServicePortName, of *changetracker.ServicePort, moved bool) {
-	p := f.ports[name]
-	if p == nil {
-		p = &port{name: name}
-		f.ports[name], f.turns = p, append(f.turns, p)
+// take takes over a Service.
+func (f *familyRun) take(service types.NamespacedName) {
+	var now []*port
+	for _, name := range f.state.ServicePorts(service) {
+		of, ok := f.state.Service(name)
+		if !ok || of.Balancing != changetracker.LeastConnections {
+			continue
+		}
+		p := &port{name: name, set: map[netip.AddrPort]uint16{}, decided: f.readings}
+		if i := slices.IndexFunc(f.services[service], p.sameName); i >= 0 {
+			p = f.services[service][i]
+		} else {
+			f.turns = append(f.turns, p)
+		}
+		f.update(p, of)
+		now = append(now, p)
 	}
-	p.read = f.reading
-	endpoints := f.state.Endpoints(name)
-	if of == p.of && same(endpoints, p.endpoints) && !moved {
-		return
-	}
-	p.of, p.endpoints = of, endpoints
-	plain := map[netip.AddrPort]uint16{}
-	for _, e := range f.state.Merged(name) {
-		plain[e.Addr] = e.Weight
-	}
-	selected := changetracker.Select(of, endpoints, f.state.Node()).All
-	addrs, weights, before := make([]netip.AddrPort, len(selected)), make([]float64, len(selected)), p.addrs
-	for i := range selected {
-		addrs[i], weights[i] = selected[i].Addr, float64(max(plain[selected[i].Addr], 1))
-	}
-	p.addrs, p.weights = addrs, weights
-	p.renewed = p.renewed || p.set != nil
-	if slices.Equal(addrs, before) {
-		return
-	}
-	for _, addr := range before {
-		if _, has := slices.BinarySearchFunc(addrs, addr, netip.AddrPort.Compare); !has {
-			f.tell(p, addr, 0)
+	for _, p := range f.services[service] {
+		if !slices.Contains(now, p) {
+			f.override(p, nil)
+			p.gone = true
 		}
 	}
-	p.set = nil
+	if f.services[service] = now; len(now) == 0 {
+		delete(f.services, service)
+	}
 }
 
-// same reports whether two lists are one in memory: a State never changes a list.
-func same(a, b []changetracker.Endpoint) bool {
-	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
-}
-
-// balance reads the connections, changes weights, and returns how many connections are open to the endpoints.
-func (f *familyRun) balance(ctx context.Context) (connections int) {
+// read reads the connections and changes weights. It adds up what the family has, and reports whether it read all.
+func (f *familyRun) read(ctx context.Context, sum *Readings) bool {
 	counts := map[endpointKey]*count{}
 	for _, p := range f.turns {
 		for _, addr := range p.addrs {
-			counts[endpointKey{p.name.Protocol, addr}] = &count{}
+			if key := (endpointKey{p.name.Protocol, addr}); counts[key] == nil {
+				counts[key] = &count{}
+			}
 		}
 	}
 	f.newcomers.begin()
-	f.note(func(r *Readings) { r.Made++ })
-	err := f.options.List(ctx, f.name, func(id uint64, protocol v1.Protocol, server netip.AddrPort) {
-		if c := counts[endpointKey{protocol, server}]; c != nil {
-			connections++
+	err := f.options.List(ctx, f.name, func(id uint64, protocol v1.Protocol, endpoint netip.AddrPort) {
+		if c := counts[endpointKey{protocol, endpoint}]; c != nil {
+			sum.Connections++
 			c.open, c.fresh = c.open+1, c.fresh+f.newcomers.see(id)
 		}
 	})
-	if ctx.Err() != nil {
-		return connections
-	}
-	if f.failed(err) {
-		return connections
-	}
-	left, done := f.options.Changes, 0
-	for _, p := range f.turns {
-		changes := f.change(p, counts, left)
-		if changes < 0 {
-			break
-		}
-		left -= changes
-		done++
-	}
-	f.turns = append(slices.Clone(f.turns[done:]), f.turns[:done]...)
-	return connections
-}
-
-// patience is how many readings may fail in a row until all weights are as slices say.
-const patience = 5
-
-// failed takes over how a reading ended.
-func (f *familyRun) failed(err error) bool {
-	if err == nil {
-		f.failures = 0
+	sum.Ports += len(f.turns)
+	if err != nil {
+		f.failed(ctx, err)
 		return false
 	}
-	f.newcomers.undo()
-	f.note(func(r *Readings) { r.Failed++ })
-	if f.failures++; f.failures == 1 {
-		f.options.Logger.Warn("open connections cannot be read: least-connections chooses by the last counts, and after some failures at random; it is tried again",
-			zap.String("family", string(f.name)), zap.Error(err))
-	}
-	if f.failures == patience {
-		for _, p := range f.turns {
-			f.override(p, nil)
+	f.failures = 0
+	f.readings++
+	f.note(func(now *Readings) { now.Passed++ })
+	f.decide(counts)
+	for _, p := range f.turns {
+		if !p.balanced() {
+			sum.AtRandom++
 		}
 	}
 	return true
 }
 
-// change gives the endpoints of a service port the weights that they should have, and returns how many weights it
-// changed; less than 0 if it would change more than are left, and has changed none.
-func (f *familyRun) change(p *port, counts map[endpointKey]*count, left int) int {
-	loads, fresh := make([]load, len(p.addrs)), 0
-	for i, addr := range p.addrs {
-		c := counts[endpointKey{p.name.Protocol, addr}]
-		loads[i] = load{p.weights[i], c.open}
-		fresh += c.fresh
+// patience is how many readings fail in a row until all weights are as slices say.
+const patience = 3
+
+func (f *familyRun) failed(ctx context.Context, err error) {
+	f.newcomers.undo()
+	if ctx.Err() != nil {
+		return
 	}
-	wanted := scales(loads, fresh)
-	switch {
-	case !near(wanted, p.set, len(loads)):
-	case !p.renewed:
-		return 0
-	case p.set != nil:
-		wanted = p.set
+	f.note(func(now *Readings) { now.Failed++ })
+	if time.Since(f.warned) > warnEvery {
+		f.warned = time.Now()
+		f.options.Logger.Warn("open connections cannot be read: least-connections chooses by the last counts, and if that lasts at random; it is tried again",
+			zap.String("family", string(f.name)), zap.Error(err))
 	}
-	if len(p.addrs) > left && left < f.options.Changes {
-		return -1
+	if f.failures++; f.failures == patience {
+		f.release()
 	}
-	return f.override(p, wanted)
 }
 
-// override replaces the Overrides of a service port, and returns their number.
-func (f *familyRun) override(p *port, wanted []uint16) int {
-	if wanted == nil && p.set == nil && !p.renewed {
-		return 0
-	}
-	for i, addr := range p.addrs {
-		scale := uint16(0)
-		if wanted != nil {
-			scale = wanted[i]
+// decide changes the weights of service ports, as many as Changes allows.
+func (f *familyRun) decide(counts map[endpointKey]*count) {
+	left, done := f.options.Changes, 0
+	for _, p := range f.turns {
+		wanted, changes := p.wanted(counts, f.readings), 0
+		if p.balanced() && !near(wanted, p.scales()) || !p.balanced() && len(p.set) > 0 {
+			changes = p.cost
 		}
-		f.tell(p, addr, scale)
+		if changes > left && left < f.options.Changes {
+			break
+		}
+		if p.decided = f.readings; changes > 0 {
+			f.override(p, wanted)
+		}
+		left -= changes
+		done++
 	}
-	p.set, p.renewed = wanted, false
-	return len(p.addrs)
-}
-
-// tell overrides one endpoint.
-func (f *familyRun) tell(p *port, addr netip.AddrPort, scale uint16) {
-	if f.source.Tracker().Override(p.name, addr, changetracker.Override{Owner: owner, Scale: scale}) {
-		f.changed = true
-		f.note(func(r *Readings) { r.Changes++ })
-	}
+	f.turns = append(slices.Clone(f.turns[done:]), f.turns[:done]...)
 }
 
 // release removes all Overrides.

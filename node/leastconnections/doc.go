@@ -1,20 +1,33 @@
-// Package leastconnections is the policy LeastConnections of package changetracker for engines that
-// choose endpoints in the kernel by chance: nftables, iptables, ebpf. Packages ipvs and userspace have that policy
-// themselves. Nothing is read while no service port has it.
+// Package leastconnections is the policy LeastConnections of package changetracker for engines that choose endpoints in
+// the kernel at random: nftables, iptables, ebpf. Packages ipvs and userspace have that policy themselves. A program sets
+// ServicePort.Balancing in changetracker.Options.DecorateService and proxier.Config.LeastConnections, makes a Balancer
+// with New, and calls Balancer.Run beside Proxier.Run. As long as no service port has the policy, nothing is read.
 //
-// A Balancer reads how many connections are open to each endpoint, from this node, and changes the weights of endpoints
-// by Tracker.Override, so that the next connections go where fewer are open. That is an approximation:
+// A Balancer reads from connection tracking how many connections are open to each endpoint (conntrack.OpenConnections),
+// and changes the weights of endpoints by Tracker.Override, so that the next connections go where fewer are open. That is
+// an approximation:
 //
-//   - It reads once a second at most, and less often if a reading takes long, so it learns late. Connections that last
-//     less than that are distributed nearly as by weight alone.
-//   - Between two readings endpoints are chosen by chance. An endpoint with too many connections gets few new ones, at
-//     the least a sixteenth of what it would get, not none.
-//   - Each node knows its own connections.
+//   - It reads once in Options.Pause at most, so it learns late. Connections that last less than that are distributed
+//     nearly as by weight alone.
+//   - Between two readings endpoints are chosen at random. An endpoint with too many connections gets few new ones, not
+//     none. Differences that chance alone makes, and those of less than eight connections, change nothing.
+//   - It knows the connections that rules of this node have translated, of all Services with the endpoint.
 //   - TCP connections count until both sides have closed them. A flow of UDP or SCTP counts until conntrack forgets it.
+//   - An endpoint that refuses connections has few. Package endpointhealth ejects it.
+//   - A service port stays at random if the node may use more than 128 endpoints of it, if its endpoints times its
+//     frontends are more than Options.Changes, and while others change its weights: another Override with a Scale, as
+//     in a slow start of package endpointhealth, or Options.EditEndpoints.
+//   - With a traffic policy Local for one kind of traffic, the endpoints of both kinds are compared.
 //
 // How many new connections are to come it takes from the last reading: the counts rise to one level, relative to the
-// weights, if as many come. Where little comes, only the endpoints with the fewest connections get it; where more comes
-// in a second than is open, the open ones hardly matter.
+// weights, if as many come. Where few come, only the endpoints with the fewest connections get them; where more come
+// between two readings than are open, the open ones hardly matter.
+//
+// # Costs
+//
+// A Balancer spends a tenth of the time, with the syncs that it causes. After each it pauses: where a sync takes a second,
+// weights change every ten seconds. It changes nothing while syncs fail. The last weights stay in the kernel when the
+// program ends, as all rules do; the first sync of the next one takes them back.
 //
 // The package builds on all platforms.
 package leastconnections

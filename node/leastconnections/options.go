@@ -14,6 +14,11 @@ import (
 	"github.com/serviceplane/serviceplane/internal/invalid"
 )
 
+// Lister calls each for every open connection of a family that has been translated, with a number that only this
+// connection has, and with its endpoint. One that opens or ends meanwhile may be missing. conntrack.OpenConnections
+// returns one. It returns an error if more may be missing, and soon after the end of ctx.
+type Lister = func(ctx context.Context, family v1.IPFamily, each func(id uint64, protocol v1.Protocol, endpoint netip.AddrPort)) error
+
 // Proxy is the proxy whose endpoints get weights; *[proxier.Proxier] implements it.
 type Proxy interface {
 	// Tracker has the endpoints. The Balancer only calls its method Override.
@@ -21,30 +26,31 @@ type Proxy interface {
 	// Programmed returns the State that is in use; nil if there is none yet, or none of that
 	// family.
 	Programmed(family v1.IPFamily) *changetracker.State
-	// Trigger requests a sync after Overrides.
+	// Sync waits until all Overrides are in Programmed.
+	Sync(ctx context.Context) error
+	// Trigger requests a sync, at the end of Run.
 	Trigger()
 }
 
 // Options configure New.
 type Options struct {
-	// List calls each for every connection of a family that is open, with a number that only this connection has, and
-	// its server: conntrack.OpenConnections. It returns an error if some may be missing.
-	List func(ctx context.Context, family v1.IPFamily, each func(id uint64, protocol v1.Protocol, server netip.AddrPort)) error
-	// Pause is the least time between two readings; 0 means 1s. It is longer after a reading that took more than a
-	// twentieth of it, so that readings take a twentieth of the time at most.
+	// List lists open connections: conntrack.OpenConnections(netNS).
+	List Lister
+	// Pause is the least time between two readings; 0 means 1s. After a reading and its sync, the pause lasts ten times as
+	// long as they did, or more.
 	Pause time.Duration
-	// Changes is how many weights may change after a reading; 0 means 1,000. Service ports take turns; one with more
-	// endpoints has a turn alone.
+	// Changes is how many weights may change after a reading; 0 means 1,000. A weight counts once for each frontend of its
+	// service port. Service ports take turns.
 	Changes int
-	// Logger receives a line when connections cannot be read; nil means no logging.
+	// Logger receives a line when connections cannot be read, every ten minutes at most; nil means no logging.
 	Logger *zap.Logger
 }
 
 const (
 	defaultPause   = time.Second
 	defaultChanges = 1000
-	// readingShare is by how much longer the time between two readings is than a reading.
-	readingShare = 20
+	// workShare is by how much longer a pause is than the work before it.
+	workShare = 10
 )
 
 func (o Options) withDefaults() Options {

@@ -76,7 +76,8 @@ func (w *world) open(n int, network string, vip netip.AddrPort) map[string]int {
 	return servers
 }
 
-// LCB-01: an endpoint that comes to two that have connections gets nearly all new ones, until it has as many.
+// LCB-01: an endpoint that comes to two that have connections gets nearly all new ones. Connections without a Service do
+// not count.
 func TestConnectionsGoWhereFewAreOpen(t *testing.T) {
 	w := newWorld(t)
 	for i, c := range []struct {
@@ -98,6 +99,7 @@ func TestConnectionsGoWhereFewAreOpen(t *testing.T) {
 			pods := w.RemotePods
 			w.endpoints(service, c.family, c.protocol, pods[0], pods[1])
 			w.open(120, c.network, vip)
+			w.open(120, c.network, netip.AddrPortFrom(pods[2].Addr(c.family), 8080)) // these do not count
 			w.endpoints(service, c.family, c.protocol, pods[0], pods[1], pods[2])
 			weights := func() map[netip.Addr]uint16 {
 				all := map[netip.Addr]uint16{}

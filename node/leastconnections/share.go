@@ -2,6 +2,7 @@ package leastconnections
 
 import (
 	"cmp"
+	"math"
 	"slices"
 )
 
@@ -14,18 +15,27 @@ type load struct {
 func (l load) relative() float64 { return float64(l.open) / l.weight }
 
 const (
-	// finest is the greatest number by which a weight is multiplied.
-	finest = 16
+	// maxEndpoints is how many endpoints are balanced. For more, weights cost the engines much.
+	maxEndpoints = 128
+	// fewest is how many connections more than another an endpoint has at least before weights change.
+	fewest = 8
 	// alike is how near the numbers are, relative to the greatest, that need no difference.
 	alike = 0.75
 )
 
+// finest is the greatest number by which weights are multiplied: so many that the numbers add up to 128, the slots
+// that package nftables uses exactly, but from 4 to 16.
+func finest(endpoints int) uint16 { return uint16(max(4, min(16, maxEndpoints/max(endpoints, 1)))) } //nolint:mnd,gosec // said
+
 // scales returns by which number to multiply the weight of each endpoint, from 1 to finest, if so many connections are
 // to come; nil means that weights are right as they are. The endpoints fill like connected vessels: connections go to
-// where the fewest are open, up to one level.
-func scales(loads []load, expected int) []uint16 {
+// where the fewest are open, up to one level. If weights differ already, a smaller difference is enough.
+func scales(loads []load, expected int, differ bool) []uint16 {
 	order := slices.Clone(loads)
 	slices.SortFunc(order, func(a, b load) int { return cmp.Compare(a.relative(), b.relative()) })
+	if !matters(order, differ) {
+		return nil
+	}
 	level, open, weight := 0.0, float64(max(expected, len(loads))), 0.0
 	for _, l := range order {
 		if weight > 0 && level <= l.relative() {
@@ -35,32 +45,47 @@ func scales(loads []load, expected int) []uint16 {
 		level = open / weight
 	}
 	room := func(l load) float64 { return max(0, level-l.relative()) }
-	most := 0.0
-	if len(order) > 0 {
-		most = room(order[0])
-	}
-	if len(order) < 2 || room(order[len(order)-1]) >= alike*most {
+	most := room(order[0])
+	if room(order[len(order)-1]) >= alike*most {
 		return nil
 	}
 	all := make([]uint16, len(loads))
 	for i, l := range loads {
-		all[i] = uint16(max(1, finest*room(l)/most+1./2))
+		all[i] = uint16(max(1, float64(finest(len(loads)))*room(l)/most+1./2))
 	}
 	return all
 }
 
-// near reports whether a change from one list to the other is not worth a write: no number of the n changes by more
-// than a quarter, or by more than one.
-func near(a, b []uint16, n int) bool {
-	const part = 4
-	of := func(list []uint16, i int) uint16 {
-		if list == nil {
-			return finest
-		}
-		return list[i]
+// matters reports whether the counts of sorted endpoints differ by more than chance.
+func matters(order []load, differ bool) bool {
+	if len(order) < 2 {
+		return false
 	}
-	for i := range n {
-		if less, more := min(of(a, i), of(b, i)), max(of(a, i), of(b, i)); more-less > max(1, more/part) {
+	open, weight := 0.0, 0.0
+	for _, l := range order {
+		open, weight = open+float64(l.open), weight+l.weight
+	}
+	n := float64(len(order))
+	apart := (order[len(order)-1].relative() - order[0].relative()) * weight / n
+	least := max(fewest, math.Sqrt(open/n))
+	if differ {
+		least /= 2
+	}
+	return apart >= least
+}
+
+// near reports whether a change from one list of numbers to another is not worth a write: no number changes by
+// more than a quarter, or by more than one. nil means that all are the same.
+func near(a, b []uint16) bool {
+	const part = 4
+	for i := range max(len(a), len(b)) {
+		of := func(list []uint16) uint16 {
+			if list == nil {
+				return finest(max(len(a), len(b)))
+			}
+			return list[i]
+		}
+		if less, more := min(of(a), of(b)), max(of(a), of(b)); more-less > max(1, more/part) {
 			return false
 		}
 	}
@@ -68,7 +93,7 @@ func near(a, b []uint16, n int) bool {
 }
 
 // newcomers finds out how many connections of a family were not there at the reading before. It remembers a part of
-// them: those with an ID in which all bits of mask are 0.
+// them: those with a hash in which all bits of mask are 0.
 type newcomers struct {
 	mask, beforeMask uint64
 	before, now      map[uint64]struct{}
@@ -90,6 +115,9 @@ func (n *newcomers) undo() { n.now, n.mask = n.before, n.beforeMask }
 
 // see returns for how many new connections this one stands.
 func (n *newcomers) see(id uint64) int {
+	const spread, half = 0x9e3779b97f4a7c15, 32 // Fibonacci hashing: the upper bits depend on all of the ID's
+	id *= spread
+	id ^= id >> half
 	if id&n.mask == 0 {
 		n.now[id] = struct{}{}
 		for len(n.now) > remembered {

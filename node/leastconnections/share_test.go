@@ -24,10 +24,12 @@ func TestScales(t *testing.T) {
 		"more are to come":                      {[]load{{1, 50}, {1, 10}}, 120, []uint16{8, 16}},
 		"many more":                             {[]load{{1, 50}, {1, 10}}, 1200, nil},
 		"a heavy one that is behind":            {[]load{{1, 50}, {4, 40}}, 10, []uint16{1, 16}},
+		"as many as chance gives":               {[]load{{1, 410}, {1, 395}}, 10, nil},
+		"few more":                              {[]load{{1, 7}, {1, 0}}, 10, nil},
 		"a new one":                             {[]load{{1, 50}, {1, 50}, {1, 0}}, 10, []uint16{1, 1, 16}},
 		"two that are behind, to another depth": {[]load{{1, 90}, {1, 20}, {1, 30}}, 30, []uint16{1, 16, 8}},
 	} {
-		if got := scales(c.loads, c.expected); !slices.Equal(got, c.want) {
+		if got := scales(c.loads, c.expected, false); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
 	}
@@ -42,13 +44,13 @@ func TestScalesOfAnything(t *testing.T) {
 		for i := range loads {
 			loads[i] = load{float64(1 + dice.IntN(1<<dice.IntN(17))), dice.IntN(1 << dice.IntN(20))}
 		}
-		got := scales(loads, dice.IntN(1<<dice.IntN(20)))
+		got := scales(loads, dice.IntN(1<<dice.IntN(20)), false)
 		if got == nil {
 			continue
 		}
 		for i := range got {
 			for j := range got {
-				if got[i] < 1 || got[i] > finest || slices.Max(got) != finest || loads[i].relative() < loads[j].relative() && got[i] < got[j] {
+				if got[i] < 1 || got[i] > finest(len(got)) || slices.Max(got) != finest(len(got)) || loads[i].relative() < loads[j].relative() && got[i] < got[j] {
 					t.Fatalf("loads %v: %v", loads, got)
 				}
 			}
@@ -138,7 +140,7 @@ func (c *crowd) byWeights() float64 {
 		for i, n := range open {
 			loads[i] = load{c.capacity[i], n}
 		}
-		if wanted := scales(loads, fresh); !near(wanted, set, len(open)) {
+		if wanted := scales(loads, fresh, set != nil); !near(wanted, set) {
 			set = wanted
 		}
 		return 0

@@ -25,12 +25,17 @@ func TestMetricsOfLeastConnections(t *testing.T) {
 		}
 	}
 	m.Watch(metrics.Sources{LeastConnections: func() leastconnections.Readings {
-		return leastconnections.Readings{Ports: 1, Made: 5, Failed: 2, Changes: 3, Took: 4 * time.Second, Connections: 6}
+		return leastconnections.Readings{Ports: 8, AtRandom: 1, Passed: 3, Failed: 2, Changes: 3, Took: 4 * time.Second, Connections: 6}
 	}})
 	families := scrape(t, registry)
-	for metric, want := range map[string]float64{"service_ports": 1, "changes_total": 3, "duration_seconds": 4, "connections": 6} {
+	for metric, want := range map[string]float64{"changes_total": 3, "duration_seconds": 4, "connections": 6} {
 		if got := value(t, families, prefix+metric); got != want {
 			t.Errorf("%s is %v, want %v", metric, got, want)
+		}
+	}
+	for state, want := range map[string]float64{"balanced": 7, "at random": 1} {
+		if got := value(t, families, prefix+"service_ports", "state="+state); got != want {
+			t.Errorf("service ports that are %s: %v, want %v", state, got, want)
 		}
 	}
 	for result, want := range map[string]float64{"passed": 3, "failed": 2} {

@@ -202,22 +202,23 @@ func (s *scraped) ofSockets(families []v1.IPFamily) {
 // ofLeastConnections has what a Balancer does. Without a service port that it balances there is nothing.
 func (s *scraped) ofLeastConnections() {
 	const prefix = "serviceplane_least_connections_"
-	ports := s.gauge(prefix+"service_ports", "Service ports with policy least-connections, whose endpoints get weights by their open connections.")
-	connections := s.gauge(prefix+"connections", "Open connections from this node to their endpoints, at the last reading.")
+	ports := s.gauge(prefix+"service_ports", "Service ports with policy least-connections, by state: balanced by the weights of their endpoints, or at random, because they have too many or others change their weights.", labelState)
+	connections := s.gauge(prefix+"connections", "Open connections through this node to their endpoints, at the last reading.")
 	readings := s.counter(prefix+"readings_total", "Readings of the open connections, by result: passed or failed.", labelResult)
-	changes := s.counter(prefix+"changes_total", "Weights of endpoints that were changed.")
+	changes := s.counter(prefix+"changes_total", "Overrides of weights of endpoints that were changed.")
 	duration := s.gauge(prefix+"duration_seconds", "Duration of the last reading.")
 	s.read(func(from *Sources, out sink) {
 		if from.LeastConnections == nil {
 			return
 		}
 		b := from.LeastConnections()
-		if b.Made == 0 {
+		if b.Passed+b.Failed == 0 {
 			return
 		}
-		ports(out, float64(b.Ports))
+		ports(out, float64(b.Ports-b.AtRandom), "balanced")
+		ports(out, float64(b.AtRandom), "at random")
 		connections(out, float64(b.Connections))
-		readings(out, float64(b.Made-b.Failed), "passed")
+		readings(out, float64(b.Passed), "passed")
 		readings(out, float64(b.Failed), "failed")
 		changes(out, float64(b.Changes))
 		duration(out, b.Took.Seconds())

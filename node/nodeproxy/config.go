@@ -49,6 +49,7 @@ func (o *options) config(node string) (proxier.Config, error) {
 
 		CountConnections:    o.countConnections,
 		CountTraffic:        o.countTraffic,
+		LeastConnections:    o.weighsConnections(),
 		DenyNodeExternalIPs: slices.Contains(o.deniedExternalIPs, nodeAddresses),
 	}
 	if bit := o.tuned().masqueradeBit; bit >= 0 { // Validate reports others

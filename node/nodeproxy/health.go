@@ -221,7 +221,7 @@ func (o *options) observed(ctx context.Context, node string, m *measured, log *z
 		return nil, nil, err
 	}
 	all = &observed{Observer: traced, log: log, counting: make(chan struct{})}
-	if m := o.mode(); m != modeIPVS && m != modeUserspace {
+	if o.weighsConnections() {
 		all.balancer, err = leastconnections.New(leastconnections.Options{List: conntrack.OpenConnections(""), Logger: log})
 	}
 	if err != nil || !o.health.enabled {
@@ -242,6 +242,9 @@ func (o *options) observed(ctx context.Context, node string, m *measured, log *z
 	all.Observer = all.health.Observer(traced)
 	return all, end, nil
 }
+
+// weighsConnections reports whether the mode has no policy least-connections of its own.
+func (o *options) weighsConnections() bool { return o.mode() != modeIPVS && o.mode() != modeUserspace }
 
 // tasks are those of a proxy in a mode. In mode userspace, sockets report the connections for
 // health checks; in others the kernel does, once a Service asks for it.

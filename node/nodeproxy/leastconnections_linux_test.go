@@ -30,7 +30,7 @@ func TestLeastConnections(t *testing.T) {
 					t.Errorf("%s: pod-2 has no connection open and does not get 30 in a row", vip)
 				}
 			}
-			p.expectMetrics("serviceplane_least_connections_service_ports 2", `serviceplane_least_connections_readings_total{result="failed"} 0`) // of each IP family
+			p.expectMetrics(`serviceplane_least_connections_service_ports{state="balanced"} 2`, `serviceplane_least_connections_readings_total{result="failed"} 0`) // of each IP family
 		})
 	}
 }
