@@ -450,7 +450,7 @@ func (e *explaining) balance(s *Service) {
 	case wanted != e.Balancing && by != "":
 		e.because("load balancing policy %v: the settings of the engine choose the scheduler %s instead%s", wanted, by, share)
 	case wanted == changetracker.LeastConnections && wanted != e.Balancing && e.traits.LeastByWeights:
-		e.because("load balancing policy %v: by weights that follow the open connections%s", wanted, share)
+		e.because("load balancing policy %v: at random, by the weights that package leastconnections gives", wanted)
 	case wanted != e.Balancing:
 		e.because("load balancing policy %v: this engine does not have it, and chooses an endpoint at random%s", wanted, share)
 	case wanted.Hashes() && s.MaxSlots() > 0:

@@ -252,7 +252,7 @@ func TestLeastConnectionsByWeights(t *testing.T) {
 	x := explainerOfWeb(t, balancing(changetracker.LeastConnections), weighted(local(1), 2), local(2))
 	x.Traits = func(*Service) Traits { return Traits{LeastByWeights: true} }
 	e, err := x.explain(packetTo(clusterIP.String() + ":30080"))
-	if want := "load balancing policy least-connections: by weights that follow the open connections, in proportion to the weights"; err != nil || !slices.Contains(e.Reasons, want) || e.Balancing != changetracker.Random {
+	if want := "load balancing policy least-connections: at random, by the weights that package leastconnections gives"; err != nil || !slices.Contains(e.Reasons, want) || e.Balancing != changetracker.Random {
 		t.Errorf("%+v, %v; want the reason %q", e, err, want)
 	}
 }

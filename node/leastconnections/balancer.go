@@ -28,11 +28,12 @@ type Balancer struct {
 
 // Readings is what a Balancer has read, and done.
 type Readings struct {
-	// Ports is the number of service ports with the policy LeastConnections, over both families; AtRandom is how many of
-	// them stay at random, see the package documentation.
+	// Ports is the number of service ports with the policy LeastConnections and usable endpoints, over both families;
+	// AtRandom is how many of them have no weights by connections, see the package documentation.
 	Ports, AtRandom int
-	// Passed and Failed count readings of the connections of a family. Changes counts Overrides. All count since the start.
-	Passed, Failed, Changes uint64
+	// Passed and Failed count readings of the connections of a family. Overrides counts new ones, and ends of them. All
+	// count since the start.
+	Passed, Failed, Overrides uint64
 	// Took is the duration of the last reading, of both families if both have Ports. Connections is how many it found
 	// that are open to endpoints of Ports.
 	Took        time.Duration
@@ -91,30 +92,31 @@ type run struct {
 	*Balancer
 	source   Proxy
 	families []*familyRun
-	changed  bool // an Override that perhaps no sync has seen
+	changed  bool // an Override that no sync was requested for
+	left     int  // of Changes
 	warned   time.Time
 }
 
 const (
-	// rest is the pause after a sync that failed.
-	rest = 30 * time.Second
-	// longestWait is the longest pause after a reading that failed.
-	longestWait = 10 * time.Second
-	warnEvery   = 10 * time.Minute
+	// patience is how long the State may take to have Overrides. Then they are removed.
+	patience = 10 * time.Second
+	// longest is the longest pause after Overrides, and pauseOfFailure after a reading or a sync that failed.
+	longest, pauseOfFailure = time.Minute, 10 * time.Second
+	// looks is how often the State is looked at in a Pause.
+	looks     = 20
+	warnEvery = 10 * time.Minute
 )
 
-// work reads, changes weights and waits for their sync. It returns the pause until the next call. While syncs fail, it
-// changes nothing: they have pauses of their own.
+// work reads, changes weights, and waits until some of them are programmed. It returns the pause until the next call.
 func (r *run) work(ctx context.Context) (wait time.Duration) {
-	if r.changed && !r.sync(ctx) {
-		return rest
-	}
-	begin, sum, failed := time.Now(), Readings{}, false
+	begin, sum, failing := time.Now(), Readings{}, false
+	r.left = r.options.Changes
 	for _, f := range r.families {
 		f.follow()
 		if len(f.turns) > 0 {
-			failed = !f.read(ctx, &sum) || failed
+			f.read(ctx, &sum)
 		}
+		failing = failing || f.failures > 0 && f.failures < failuresInARow
 	}
 	took := time.Since(begin)
 	r.note(func(now *Readings) {
@@ -123,20 +125,39 @@ func (r *run) work(ctx context.Context) (wait time.Duration) {
 			now.Took = took
 		}
 	})
-	if r.changed && !r.sync(ctx) {
-		return rest
+	if r.changed {
+		r.changed = false
+		r.source.Trigger()
+		failing = !r.await(ctx) || failing
 	}
-	wait = max(r.options.Pause, workShare*time.Since(begin))
-	if failed {
-		return min(wait, max(r.options.Pause, longestWait))
+	wait = max(r.options.Pause, min(workShare*time.Since(begin), max(longest, workShare*took)))
+	if failing {
+		return min(wait, max(r.options.Pause, pauseOfFailure))
 	}
 	return wait
 }
 
-// sync reports whether all Overrides are programmed.
-func (r *run) sync(ctx context.Context) bool {
-	r.changed = r.source.Sync(ctx) != nil
-	return !r.changed
+// await waits until a State has Overrides that were due, for as long as patience, and reports whether one has. So it
+// takes about as long as the sync.
+func (r *run) await(ctx context.Context) bool {
+	due := func() (n int) {
+		for _, f := range r.families {
+			f.follow()
+			for _, p := range f.turns {
+				if !p.due.IsZero() {
+					n++
+				}
+			}
+		}
+		return n
+	}
+	began := time.Now()
+	for before := due(); before > 0 && due() >= before; {
+		if time.Since(began) > patience || !pause.For(ctx, r.options.Pause/looks) {
+			return false
+		}
+	}
+	return true
 }
 
 // familyRun is a run in one family.
@@ -163,10 +184,14 @@ type count struct{ open, fresh int }
 // follow takes over the State.
 func (f *familyRun) follow() {
 	before, state := f.state, f.source.Programmed(f.name)
-	if state == nil || state == before {
+	if state == nil {
 		return
 	}
 	f.state = state
+	defer f.lookAgain()
+	if state == before {
+		return
+	}
 	if before != nil && (before.Node().Name != state.Node().Name || before.Node().Zone != state.Node().Zone) {
 		for name := range f.services {
 			f.take(name)
@@ -176,6 +201,15 @@ func (f *familyRun) follow() {
 		f.take(name)
 	}
 	f.turns = slices.DeleteFunc(f.turns, func(p *port) bool { return p.gone })
+}
+
+// lookAgain looks whether the State has the weights that it did not have.
+func (f *familyRun) lookAgain() {
+	for _, p := range f.turns {
+		if of, ok := f.state.Service(p.name); ok && (p.scaled || !p.due.IsZero()) {
+			f.update(p, of)
+		}
+	}
 }
 
 // take takes over a Service.
@@ -206,8 +240,8 @@ func (f *familyRun) take(service types.NamespacedName) {
 	}
 }
 
-// read reads the connections and changes weights. It adds up what the family has, and reports whether it read all.
-func (f *familyRun) read(ctx context.Context, sum *Readings) bool {
+// read reads the connections and changes weights. It adds up what the family has.
+func (f *familyRun) read(ctx context.Context, sum *Readings) {
 	counts := map[endpointKey]*count{}
 	for _, p := range f.turns {
 		for _, addr := range p.addrs {
@@ -217,31 +251,34 @@ func (f *familyRun) read(ctx context.Context, sum *Readings) bool {
 		}
 	}
 	f.newcomers.begin()
+	connections := 0
 	err := f.options.List(ctx, f.name, func(id uint64, protocol v1.Protocol, endpoint netip.AddrPort) {
 		if c := counts[endpointKey{protocol, endpoint}]; c != nil {
-			sum.Connections++
+			connections++
 			c.open, c.fresh = c.open+1, c.fresh+f.newcomers.see(id)
 		}
 	})
-	sum.Ports += len(f.turns)
 	if err != nil {
 		f.failed(ctx, err)
-		return false
+	} else {
+		f.failures = 0
+		f.readings++
+		f.note(func(now *Readings) { now.Passed++ })
+		f.decide(counts)
+		sum.Connections += connections
 	}
-	f.failures = 0
-	f.readings++
-	f.note(func(now *Readings) { now.Passed++ })
-	f.decide(counts)
 	for _, p := range f.turns {
-		if !p.balanced() {
+		if p.usable > 0 {
+			sum.Ports++
+		}
+		if p.usable > 0 && (!p.balanced() || f.failures >= failuresInARow) {
 			sum.AtRandom++
 		}
 	}
-	return true
 }
 
-// patience is how many readings fail in a row until all weights are as slices say.
-const patience = 3
+// failuresInARow is after how many readings that fail all weights are as slices say.
+const failuresInARow = 3
 
 func (f *familyRun) failed(ctx context.Context, err error) {
 	f.newcomers.undo()
@@ -254,26 +291,28 @@ func (f *familyRun) failed(ctx context.Context, err error) {
 		f.options.Logger.Warn("open connections cannot be read: least-connections chooses by the last counts, and if that lasts at random; it is tried again",
 			zap.String("family", string(f.name)), zap.Error(err))
 	}
-	if f.failures++; f.failures == patience {
+	if f.failures++; f.failures == failuresInARow {
 		f.release()
 	}
 }
 
-// decide changes the weights of service ports, as many as Changes allows.
+// decide changes the weights of service ports, as many as Changes allows. A service port that waits for its Overrides
+// keeps them, unless that takes too long.
 func (f *familyRun) decide(counts map[endpointKey]*count) {
-	left, done := f.options.Changes, 0
+	done := 0
 	for _, p := range f.turns {
-		wanted, changes := p.wanted(counts, f.readings), 0
-		if p.balanced() && !near(wanted, p.scales()) || !p.balanced() && len(p.set) > 0 {
-			changes = p.cost
+		wanted := p.wanted(counts, f.readings)
+		changes := p.changes(wanted)
+		if !p.due.IsZero() {
+			wanted, changes = nil, time.Now().After(p.due)
 		}
-		if changes > left && left < f.options.Changes {
+		if changes && p.cost > f.left && f.left < f.options.Changes {
 			break
 		}
-		if p.decided = f.readings; changes > 0 {
+		if p.decided = f.readings; changes {
+			f.left -= p.cost
 			f.override(p, wanted)
 		}
-		left -= changes
 		done++
 	}
 	f.turns = append(slices.Clone(f.turns[done:]), f.turns[:done]...)

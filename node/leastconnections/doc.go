@@ -10,13 +10,14 @@
 //   - It reads once in Options.Pause at most, so it learns late. Connections that last less than that are distributed
 //     nearly as by weight alone.
 //   - Between two readings endpoints are chosen at random. An endpoint with too many connections gets few new ones, not
-//     none. Differences that chance alone makes, and those of less than eight connections, change nothing.
+//     none. Small differences change nothing: as long as no endpoint is away from its share of the open connections by
+//     eight, and by the square root of the share, weights are as slices say.
 //   - It knows the connections that rules of this node have translated, of all Services with the endpoint.
 //   - TCP connections count until both sides have closed them. A flow of UDP or SCTP counts until conntrack forgets it.
 //   - An endpoint that refuses connections has few. Package endpointhealth ejects it.
 //   - A service port stays at random if the node may use more than 128 endpoints of it, if its endpoints times its
-//     frontends are more than Options.Changes, and while others change its weights: another Override with a Scale, as
-//     in a slow start of package endpointhealth, or Options.EditEndpoints.
+//     frontends are more than Options.Changes, if weights are more than 4,095, and while others change them: another
+//     Override with a Scale, as in a slow start of package endpointhealth, or Options.EditEndpoints.
 //   - With a traffic policy Local for one kind of traffic, the endpoints of both kinds are compared.
 //
 // How many new connections are to come it takes from the last reading: the counts rise to one level, relative to the
@@ -25,9 +26,9 @@
 //
 // # Costs
 //
-// A Balancer spends a tenth of the time, with the syncs that it causes. After each it pauses: where a sync takes a second,
-// weights change every ten seconds. It changes nothing while syncs fail. The last weights stay in the kernel when the
-// program ends, as all rules do; the first sync of the next one takes them back.
+// A Balancer reads, and causes syncs, in a tenth of the time: where it takes a second until weights are programmed, they
+// change every ten seconds. Weights that are not programmed after ten seconds go back to those of slices. The last
+// weights stay in the kernel when the program ends, as all rules do; the first sync of the next one takes them back.
 //
 // The package builds on all platforms.
 package leastconnections

@@ -15,7 +15,7 @@ import (
 )
 
 // Lister calls each for every open connection of a family that has been translated, with a number that only this
-// connection has, and with its endpoint. One that opens or ends meanwhile may be missing. conntrack.OpenConnections
+// connection has, and with its endpoint. One that opens or ends meanwhile may be missing, or come twice. conntrack.OpenConnections
 // returns one. It returns an error if more may be missing, and soon after the end of ctx.
 type Lister = func(ctx context.Context, family v1.IPFamily, each func(id uint64, protocol v1.Protocol, endpoint netip.AddrPort)) error
 
@@ -26,9 +26,7 @@ type Proxy interface {
 	// Programmed returns the State that is in use; nil if there is none yet, or none of that
 	// family.
 	Programmed(family v1.IPFamily) *changetracker.State
-	// Sync waits until all Overrides are in Programmed.
-	Sync(ctx context.Context) error
-	// Trigger requests a sync, at the end of Run.
+	// Trigger requests a sync after Overrides.
 	Trigger()
 }
 
@@ -36,11 +34,12 @@ type Proxy interface {
 type Options struct {
 	// List lists open connections: conntrack.OpenConnections(netNS).
 	List Lister
-	// Pause is the least time between two readings; 0 means 1s. After a reading and its sync, the pause lasts ten times as
-	// long as they did, or more.
+	// Pause is the least time between two readings; 0 means 1s. The pause is longer if a reading, and the time until its
+	// Overrides were programmed, took more than a tenth of it.
 	Pause time.Duration
 	// Changes is how many weights may change after a reading; 0 means 1,000. A weight counts once for each frontend of its
-	// service port. Service ports take turns.
+	// service port. Service ports take turns. Weights that go back to those of slices, because readings fail or the policy
+	// goes, do not wait for that.
 	Changes int
 	// Logger receives a line when connections cannot be read, every ten minutes at most; nil means no logging.
 	Logger *zap.Logger

@@ -17,10 +17,11 @@ func (l load) relative() float64 { return float64(l.open) / l.weight }
 const (
 	// maxEndpoints is how many endpoints are balanced. For more, weights cost the engines much.
 	maxEndpoints = 128
-	// fewest is how many connections more than another an endpoint has at least before weights change.
+	// fewest is how many connections an endpoint is away from its share at least before weights change.
 	fewest = 8
-	// alike is how near the numbers are, relative to the greatest, that need no difference.
-	alike = 0.75
+	// alike is how near the numbers are, relative to the greatest, that need no difference; alikeAgain is the same for
+	// weights that differ already.
+	alike, alikeAgain = 0.75, 0.9
 )
 
 // finest is the greatest number by which weights are multiplied: so many that the numbers add up to 128, the slots
@@ -29,13 +30,13 @@ func finest(endpoints int) uint16 { return uint16(max(4, min(16, maxEndpoints/ma
 
 // scales returns by which number to multiply the weight of each endpoint, from 1 to finest, if so many connections are
 // to come; nil means that weights are right as they are. The endpoints fill like connected vessels: connections go to
-// where the fewest are open, up to one level. If weights differ already, a smaller difference is enough.
+// where the fewest are open, up to one level. If weights differ already, smaller differences are enough.
 func scales(loads []load, expected int, differ bool) []uint16 {
-	order := slices.Clone(loads)
-	slices.SortFunc(order, func(a, b load) int { return cmp.Compare(a.relative(), b.relative()) })
-	if !matters(order, differ) {
+	if !matter(loads, differ) {
 		return nil
 	}
+	order := slices.Clone(loads)
+	slices.SortFunc(order, func(a, b load) int { return cmp.Compare(a.relative(), b.relative()) })
 	level, open, weight := 0.0, float64(max(expected, len(loads))), 0.0
 	for _, l := range order {
 		if weight > 0 && level <= l.relative() {
@@ -46,7 +47,11 @@ func scales(loads []load, expected int, differ bool) []uint16 {
 	}
 	room := func(l load) float64 { return max(0, level-l.relative()) }
 	most := room(order[0])
-	if room(order[len(order)-1]) >= alike*most {
+	near := alike
+	if differ {
+		near = alikeAgain
+	}
+	if room(order[len(order)-1]) >= near*most {
 		return nil
 	}
 	all := make([]uint16, len(loads))
@@ -56,36 +61,28 @@ func scales(loads []load, expected int, differ bool) []uint16 {
 	return all
 }
 
-// matters reports whether the counts of sorted endpoints differ by more than chance.
-func matters(order []load, differ bool) bool {
-	if len(order) < 2 {
-		return false
-	}
-	open, weight := 0.0, 0.0
-	for _, l := range order {
+// matter reports whether some endpoint is away from its share of the open connections by fewest or more, and by the
+// square root of the share, which chance alone gives.
+func matter(loads []load, differ bool) bool {
+	open, weight, part := 0.0, 0.0, 1.0
+	for _, l := range loads {
 		open, weight = open+float64(l.open), weight+l.weight
 	}
-	n := float64(len(order))
-	apart := (order[len(order)-1].relative() - order[0].relative()) * weight / n
-	least := max(fewest, math.Sqrt(open/n))
 	if differ {
-		least /= 2
+		part = 1. / 2
 	}
-	return apart >= least
+	return len(loads) > 1 && slices.ContainsFunc(loads, func(l load) bool {
+		share := open * l.weight / weight
+		return math.Abs(float64(l.open)-share) >= part*max(fewest, math.Sqrt(share))
+	})
 }
 
 // near reports whether a change from one list of numbers to another is not worth a write: no number changes by
-// more than a quarter, or by more than one. nil means that all are the same.
+// more than a quarter, or by more than one.
 func near(a, b []uint16) bool {
 	const part = 4
-	for i := range max(len(a), len(b)) {
-		of := func(list []uint16) uint16 {
-			if list == nil {
-				return finest(max(len(a), len(b)))
-			}
-			return list[i]
-		}
-		if less, more := min(of(a), of(b)), max(of(a), of(b)); more-less > max(1, more/part) {
+	for i := range a {
+		if less, more := min(a[i], b[i]), max(a[i], b[i]); more-less > max(1, more/part) {
 			return false
 		}
 	}

@@ -25,6 +25,7 @@ func TestScales(t *testing.T) {
 		"many more":                             {[]load{{1, 50}, {1, 10}}, 1200, nil},
 		"a heavy one that is behind":            {[]load{{1, 50}, {4, 40}}, 10, []uint16{1, 16}},
 		"as many as chance gives":               {[]load{{1, 410}, {1, 395}}, 10, nil},
+		"one, at a light endpoint":              {[]load{{1, 1}, {99, 0}}, 10, nil},
 		"few more":                              {[]load{{1, 7}, {1, 0}}, 10, nil},
 		"a new one":                             {[]load{{1, 50}, {1, 50}, {1, 0}}, 10, []uint16{1, 1, 16}},
 		"two that are behind, to another depth": {[]load{{1, 90}, {1, 20}, {1, 30}}, 30, []uint16{1, 16, 8}},
@@ -140,7 +141,7 @@ func (c *crowd) byWeights() float64 {
 		for i, n := range open {
 			loads[i] = load{c.capacity[i], n}
 		}
-		if wanted := scales(loads, fresh, set != nil); !near(wanted, set) {
+		if wanted := scales(loads, fresh, set != nil); wanted == nil || set == nil || !near(wanted, set) {
 			set = wanted
 		}
 		return 0
@@ -183,7 +184,7 @@ func crowds() map[string]*crowd {
 		ten[i] = 1
 	}
 	return map[string]*crowd{
-		"connections of 30 s":              {1, exponential(3000), ten, 0.25},
+		"connections of 30 s":              {1, exponential(3000), ten, 0.4},
 		"of 5 s":                           {5, exponential(500), ten, 0.6},
 		"of unequal length":                {3, mixed, ten, 0.6},
 		"of unequal length, to weights":    {3, mixed, unequal, 0.8},

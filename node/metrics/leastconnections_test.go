@@ -25,7 +25,7 @@ func TestMetricsOfLeastConnections(t *testing.T) {
 		}
 	}
 	m.Watch(metrics.Sources{LeastConnections: func() leastconnections.Readings {
-		return leastconnections.Readings{Ports: 8, AtRandom: 1, Passed: 3, Failed: 2, Changes: 3, Took: 4 * time.Second, Connections: 6}
+		return leastconnections.Readings{Ports: 8, AtRandom: 1, Passed: 3, Failed: 2, Overrides: 3, Took: 4 * time.Second, Connections: 6}
 	}})
 	families := scrape(t, registry)
 	for metric, want := range map[string]float64{"changes_total": 3, "duration_seconds": 4, "connections": 6} {

@@ -220,7 +220,7 @@ func (s *scraped) ofLeastConnections() {
 		connections(out, float64(b.Connections))
 		readings(out, float64(b.Passed), "passed")
 		readings(out, float64(b.Failed), "failed")
-		changes(out, float64(b.Changes))
+		changes(out, float64(b.Overrides))
 		duration(out, b.Took.Seconds())
 	})
 }
