@@ -356,7 +356,7 @@ func TestOneNamespaceDoesNotTakeAllChecks(t *testing.T) {
 				const minutes = 5
 				k.after(minutes * time.Minute)
 				for at, times := range k.checks() {
-					if len(times) < 6*minutes-1 {
+					if len(times) < 6*minutes-3 { // the first comes within 10 s, and intervals vary by a tenth
 						t.Errorf("%s: %d checks in %d minutes, want one in 10 s", at, len(times), minutes)
 					}
 				}

@@ -81,9 +81,7 @@ func (b *Balancer) Run(ctx context.Context, source Proxy) error {
 	for _, f := range r.families {
 		f.release()
 	}
-	if r.changed {
-		source.Trigger()
-	}
+	r.trigger()
 	return nil
 }
 
@@ -93,15 +91,16 @@ type run struct {
 	source   Proxy
 	families []*familyRun
 	changed  bool // an Override that no sync was requested for
-	left     int  // of Changes
 	warned   time.Time
 }
 
 const (
-	// patience is how long the State may take to have Overrides. Then they are removed.
-	patience = 10 * time.Second
-	// longest is the longest pause after Overrides, and pauseOfFailure after a reading or a sync that failed.
-	longest, pauseOfFailure = time.Minute, 10 * time.Second
+	// patience is how long the State may take to have Overrides. Then they are removed, and the service port stays at
+	// random for shortestRest, twice as long each time, up to longestRest.
+	patience                  = 10 * time.Second
+	shortestRest, longestRest = time.Minute, 10 * time.Minute
+	// longest is the longest pause, unless readings take a tenth of it.
+	longest = time.Minute
 	// looks is how often the State is looked at in a Pause.
 	looks     = 20
 	warnEvery = 10 * time.Minute
@@ -109,37 +108,42 @@ const (
 
 // work reads, changes weights, and waits until some of them are programmed. It returns the pause until the next call.
 func (r *run) work(ctx context.Context) (wait time.Duration) {
-	begin, sum, failing := time.Now(), Readings{}, false
-	r.left = r.options.Changes
+	begin, sum, limit := time.Now(), Readings{}, longest
 	for _, f := range r.families {
 		f.follow()
-		if len(f.turns) > 0 {
-			f.read(ctx, &sum)
+		if len(f.turns) == 0 {
+			f.failures = 0
+			continue
 		}
-		failing = failing || f.failures > 0 && f.failures < failuresInARow
+		f.read(ctx, &sum)
 	}
 	took := time.Since(begin)
+	if !slices.ContainsFunc(r.families, (*familyRun).isFailing) {
+		limit = max(longest, workShare*took)
+	}
 	r.note(func(now *Readings) {
 		now.Ports, now.AtRandom, now.Connections = sum.Ports, sum.AtRandom, sum.Connections
 		if sum.Ports > 0 {
 			now.Took = took
 		}
 	})
-	if r.changed {
-		r.changed = false
-		r.source.Trigger()
-		failing = !r.await(ctx) || failing
+	if r.trigger() {
+		r.await(ctx)
+		r.trigger() // for what has ended meanwhile
 	}
-	wait = max(r.options.Pause, min(workShare*time.Since(begin), max(longest, workShare*took)))
-	if failing {
-		return min(wait, max(r.options.Pause, pauseOfFailure))
-	}
-	return wait
+	return max(r.options.Pause, min(workShare*time.Since(begin), limit))
 }
 
-// await waits until a State has Overrides that were due, for as long as patience, and reports whether one has. So it
-// takes about as long as the sync.
-func (r *run) await(ctx context.Context) bool {
+// trigger requests a sync if an Override has changed.
+func (r *run) trigger() (changed bool) {
+	if changed, r.changed = r.changed, false; changed {
+		r.source.Trigger()
+	}
+	return changed
+}
+
+// await waits until a State has Overrides that were due, for as long as patience. So it takes about as long as the sync.
+func (r *run) await(ctx context.Context) {
 	due := func() (n int) {
 		for _, f := range r.families {
 			f.follow()
@@ -154,10 +158,9 @@ func (r *run) await(ctx context.Context) bool {
 	began := time.Now()
 	for before := due(); before > 0 && due() >= before; {
 		if time.Since(began) > patience || !pause.For(ctx, r.options.Pause/looks) {
-			return false
+			return
 		}
 	}
-	return true
 }
 
 // familyRun is a run in one family.
@@ -278,7 +281,9 @@ func (f *familyRun) read(ctx context.Context, sum *Readings) {
 }
 
 // failuresInARow is after how many readings that fail all weights are as slices say.
-const failuresInARow = 3
+const failuresInARow = 2
+
+func (f *familyRun) isFailing() bool { return f.failures > 0 }
 
 func (f *familyRun) failed(ctx context.Context, err error) {
 	f.newcomers.undo()
@@ -299,18 +304,19 @@ func (f *familyRun) failed(ctx context.Context, err error) {
 // decide changes the weights of service ports, as many as Changes allows. A service port that waits for its Overrides
 // keeps them, unless that takes too long.
 func (f *familyRun) decide(counts map[endpointKey]*count) {
-	done := 0
+	left, done := f.options.Changes, 0
 	for _, p := range f.turns {
 		wanted := p.wanted(counts, f.readings)
 		changes := p.changes(wanted)
 		if !p.due.IsZero() {
 			wanted, changes = nil, time.Now().After(p.due)
 		}
-		if changes && p.cost > f.left && f.left < f.options.Changes {
+		if changes && p.cost > left && left < f.options.Changes {
 			break
 		}
 		if p.decided = f.readings; changes {
-			f.left -= p.cost
+			left -= p.cost
+			p.giveUp()
 			f.override(p, wanted)
 		}
 		done++

@@ -35,11 +35,11 @@ type Options struct {
 	// List lists open connections: conntrack.OpenConnections(netNS).
 	List Lister
 	// Pause is the least time between two readings; 0 means 1s. The pause is longer if a reading, and the time until its
-	// Overrides were programmed, took more than a tenth of it.
+	// Overrides were programmed, took more than a tenth of it: see the package documentation.
 	Pause time.Duration
-	// Changes is how many weights may change after a reading; 0 means 1,000. A weight counts once for each frontend of its
-	// service port. Service ports take turns. Weights that go back to those of slices, because readings fail or the policy
-	// goes, do not wait for that.
+	// Changes is how many weights of a family may change after a reading; 0 means 1,000. A weight counts once for each
+	// frontend of its service port. Service ports take turns. Weights that go back to those of slices, because readings
+	// fail, the policy goes or the service port grows beyond Changes, do not wait for that.
 	Changes int
 	// Logger receives a line when connections cannot be read, every ten minutes at most; nil means no logging.
 	Logger *zap.Logger

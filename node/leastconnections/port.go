@@ -20,6 +20,9 @@ type port struct {
 	set map[netip.AddrPort]uint16
 	// due is when the State must have the Overrides; zero if it has had them, or if there are none.
 	due time.Time
+	// rest is until when it stays at random, because Overrides were not programmed; pause is how long the last one was.
+	rest  time.Time
+	pause time.Duration
 	// scaled means that the State has other weights: because others change them, or an Override has ended, or none
 	// should be left and the State still has some.
 	scaled  bool
@@ -56,6 +59,9 @@ func (f *familyRun) update(p *port, of *changetracker.ServicePort) {
 	}
 	switch {
 	case agrees:
+		if !p.due.IsZero() {
+			p.pause = 0
+		}
 		p.scaled, p.due = false, time.Time{}
 	case p.due.IsZero():
 		p.scaled = true
@@ -63,7 +69,16 @@ func (f *familyRun) update(p *port, of *changetracker.ServicePort) {
 }
 
 // balanced reports whether the service port does not stay at random.
-func (p *port) balanced() bool { return len(p.addrs) > 0 && !p.scaled }
+func (p *port) balanced() bool { return len(p.addrs) > 0 && !p.scaled && !time.Now().Before(p.rest) }
+
+// giveUp begins a rest if Overrides are due.
+func (p *port) giveUp() {
+	if p.due.IsZero() {
+		return
+	}
+	p.pause = min(max(2*p.pause, shortestRest), longestRest)
+	p.rest = time.Now().Add(p.pause)
+}
 
 // frontends is how many addresses a service port has.
 func frontends(p *changetracker.ServicePort) int {
