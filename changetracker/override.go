@@ -51,7 +51,7 @@ func (o overrides) replace(addr netip.AddrPort, with Override) (changed bool) {
 // sum is what the Overrides of an endpoint come to.
 type sum struct {
 	eject, maintenance bool
-	scale              uint64 // at most 2^32
+	scale              uint64 // below 2^32
 }
 
 func (o overrides) sum(addr netip.AddrPort) sum {

@@ -47,11 +47,11 @@ func scales(loads []load, expected int, differ bool) []uint16 {
 	}
 	room := func(l load) float64 { return max(0, level-l.relative()) }
 	most := room(order[0])
-	near := alike
+	enough := alike
 	if differ {
-		near = alikeAgain
+		enough = alikeAgain
 	}
-	if room(order[len(order)-1]) >= near*most {
+	if room(order[len(order)-1]) >= enough*most {
 		return nil
 	}
 	all := make([]uint16, len(loads))
@@ -62,7 +62,7 @@ func scales(loads []load, expected int, differ bool) []uint16 {
 }
 
 // matter reports whether some endpoint is away from its share of the open connections by fewest or more, and by the
-// square root of the share, which chance alone gives.
+// square root of the share or more: chance alone gives about as much.
 func matter(loads []load, differ bool) bool {
 	open, weight, part := 0.0, 0.0, 1.0
 	for _, l := range loads {

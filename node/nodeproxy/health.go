@@ -224,8 +224,12 @@ func (o *options) observed(ctx context.Context, node string, m *measured, log *z
 	if o.weighsConnections() {
 		all.balancer, err = leastconnections.New(leastconnections.Options{List: conntrack.OpenConnections(""), Logger: log})
 	}
-	if err != nil || !o.health.enabled {
-		return all, end, err
+	if err != nil {
+		end()
+		return nil, nil, err
+	}
+	if !o.health.enabled {
+		return all, end, nil
 	}
 	var once sync.Once
 	all.health, err = endpointhealth.New(endpointhealth.Options{Logger: log, Choose: func(p *changetracker.ServicePort) (endpointhealth.CheckPolicy, bool, error) {
