@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/serviceplane/serviceplane/desired"
+	"github.com/serviceplane/serviceplane/internal/neterror"
 	"github.com/serviceplane/serviceplane/internal/pause"
 )
 
@@ -54,18 +55,10 @@ func (e *Engine) openAt(want *desired.Service, s *service, site Site) (*socket, 
 			return socket, nil
 		}
 		taken = append(taken, port)
-		if !isTaken(err) || port == 0 {
+		if !neterror.InUse.Is(err) || port == 0 {
 			return nil, err
 		}
 	}
-}
-
-// isTaken reports whether another program uses the port. Package syscall does not map
-// the error numbers of Windows to EADDRINUSE: WSAEADDRINUSE, and WSAEACCES for ports
-// that the system has excluded.
-func isTaken(err error) bool {
-	const wsaEADDRINUSE, wsaEACCES = syscall.Errno(10048), syscall.Errno(10013)
-	return errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, wsaEADDRINUSE) || errors.Is(err, wsaEACCES)
 }
 
 func (e *Engine) openExactly(want *desired.Service, s *service, site Site) (*socket, error) {

@@ -8,11 +8,11 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"go.uber.org/zap"
 
+	"github.com/serviceplane/serviceplane/internal/neterror"
 	"github.com/serviceplane/serviceplane/internal/pause"
 	"github.com/serviceplane/serviceplane/proxier/connection"
 )
@@ -107,7 +107,7 @@ func (u *udpSocket) deliver(ctx context.Context, from origin, datagram []byte) {
 			return
 		}
 		f.sent.Add(-int64(len(datagram)))
-		if !errors.Is(err, syscall.ECONNREFUSED) && u.find(from) == f {
+		if !neterror.Refused.Is(err) && u.find(from) == f {
 			return // the datagram is lost, as in a network
 		}
 		u.remove(f)
@@ -225,7 +225,7 @@ func (u *udpSocket) answer(f *udpFlow) {
 			}
 		}
 	}
-	if errors.Is(err, syscall.ECONNREFUSED) {
+	if neterror.Refused.Is(err) {
 		u.refuser.refuse(f.from.client, u.dialled(f.from))
 	}
 	u.remove(f)

@@ -10,10 +10,10 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"syscall"
 	"time"
 
 	"github.com/serviceplane/serviceplane/internal/namespace"
+	"github.com/serviceplane/serviceplane/internal/neterror"
 )
 
 // network is what the canary needs of the network namespace.
@@ -44,7 +44,7 @@ func (s sockets) source(ctx context.Context, vip netip.Addr) (netip.Addr, error)
 
 // routeAdvice returns what an operator can do if the route to a VIP is not found.
 func routeAdvice(err error) string {
-	if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
+	if neterror.NoDescriptors.Is(err) {
 		return advice(err)
 	}
 	return "the node's own connections to ClusterIPs fail before any rule: add a default route for the IP family"
@@ -152,9 +152,9 @@ func advice(err error) string {
 		return "look for it with ss -lntp, and at the rules for the VIP"
 	case errors.Is(err, errTimeout):
 		return "the proxy's rules are gone, or another program's drop the packets: compare the rules with what the proxy would write, and look for drop in other tables"
-	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNRESET):
+	case neterror.Refused.Is(err), neterror.Reset.Is(err):
 		return "the proxy's rules are gone, or another program's reject the packets: compare the rules with what the proxy would write, and look for reject in other tables"
-	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
+	case neterror.NoDescriptors.Is(err):
 		return "raise the limit of open files, or find the program that holds so many"
 	case errors.Is(err, fs.ErrPermission):
 		return "a rule at hook output, or a BPF program of the control group, forbids the connection"

@@ -14,9 +14,10 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
-	"syscall"
 
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/serviceplane/serviceplane/internal/neterror"
 )
 
 // Probe checks an endpoint. Several goroutines call it at once. Values that are equal are the
@@ -144,15 +145,12 @@ func cause(err error) error {
 // isLocal reports whether an error says nothing about the endpoint: this process has no
 // descriptor, memory, port or permission for the check.
 func isLocal(err error) bool {
-	for _, local := range []error{
-		syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.EADDRNOTAVAIL, fs.ErrPermission, fs.ErrNotExist,
-		context.Canceled, net.ErrClosed,
-	} {
+	for _, local := range []error{fs.ErrPermission, fs.ErrNotExist, context.Canceled, net.ErrClosed} {
 		if errors.Is(err, local) {
 			return true
 		}
 	}
-	return false
+	return neterror.NoDescriptors.Is(err) || neterror.NoMemory.Is(err) || neterror.NotAvailable.Is(err)
 }
 
 // dial connects in the network namespace of Options.NetNS.

@@ -13,13 +13,13 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"go.uber.org/zap"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/serviceplane/serviceplane/internal/neterror"
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
@@ -277,9 +277,9 @@ func join(ranges []netip.Prefix) string {
 // advice returns what an operator can do about a failure to listen.
 func advice(err error) string {
 	switch {
-	case errors.Is(err, syscall.EADDRNOTAVAIL):
+	case neterror.NotAvailable.Is(err):
 		return "check that the node still has the address"
-	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
+	case neterror.NoDescriptors.Is(err):
 		return "raise the limit of open files, or find the program that holds so many"
 	case errors.Is(err, fs.ErrPermission):
 		return "permit this program to listen on that port"

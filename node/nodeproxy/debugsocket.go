@@ -10,12 +10,12 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
 	"go.uber.org/zap"
 
+	"github.com/serviceplane/serviceplane/internal/neterror"
 	"github.com/serviceplane/serviceplane/internal/peer"
 	"github.com/serviceplane/serviceplane/node/healthcheck"
 )
@@ -112,7 +112,7 @@ func removeSocket(ctx context.Context, path string) error {
 	if err == nil {
 		_ = conn.Close()
 	}
-	if !errors.Is(err, syscall.ECONNREFUSED) {
+	if !neterror.Refused.Is(err) {
 		return listens(path)
 	}
 	return os.Remove(path)

@@ -11,9 +11,9 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-	"syscall"
 
 	"github.com/serviceplane/serviceplane/internal/answers"
+	"github.com/serviceplane/serviceplane/internal/neterror"
 	"github.com/serviceplane/serviceplane/internal/peer"
 )
 
@@ -123,7 +123,7 @@ func (p *proxy) unreachable(ctx context.Context, err error) error {
 		advice = "only root may connect: use sudo"
 	case errors.Is(err, fs.ErrNotExist):
 		advice = "is nodeproxy running on this node, and not with --debug-socket=off? Otherwise set --address"
-	case errors.Is(err, syscall.ECONNREFUSED) && strings.HasPrefix(p.name, "unix:"):
+	case neterror.Refused.Is(err) && strings.HasPrefix(p.name, "unix:"):
 		advice = "the proxy that made this socket has ended"
 	}
 	return fmt.Errorf("ask %s: %w (%s)", p.name, err, advice)
