@@ -7,8 +7,8 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// NewEngine returns the engine of one family. It opens no socket and writes nothing before the first Apply,
-// which programs all service ports or none. Cleanup deletes the table. Close closes the netlink socket; the
+// NewEngine returns the engine of one family. It writes nothing before the first Apply, which programs all service ports or
+// none; Watch reads the table before, if an earlier process has left one. Cleanup deletes the table. Close closes the netlink socket; the
 // kernel objects stay.
 //
 // Watch pauses during our own large changes, which it would slow down

@@ -17,7 +17,7 @@ import (
 func (e *Engine) applyFull(ctx context.Context, update desired.Update, trusted bool) error {
 	e.disturbCheck()
 	e.fullUpdates.Add(1)
-	observed, err := e.observe(ctx)
+	observed, err := e.observeOrAhead(ctx)
 	if err != nil {
 		return err
 	}

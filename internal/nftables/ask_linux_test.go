@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"math"
@@ -17,7 +18,8 @@ import (
 	"github.com/serviceplane/serviceplane/internal/nft"
 )
 
-// BenchmarkReading measures reading the endpoints by a dump and by key: askFrom comes from it.
+// BenchmarkReading measures reading the endpoints by a dump, by key with one and with two sockets, and by claims: askFrom
+// comes from it.
 func BenchmarkReading(b *testing.B) {
 	sizes := []int{100}
 	if os.Getenv(benchFull) == "1" {
@@ -27,12 +29,22 @@ func BenchmarkReading(b *testing.B) {
 		sized(b, n, 10, func(b *testing.B, c *cluster) {
 			p := newProgrammed(b, c)
 			defer p.stop()
-			for way, from := range map[string]int{"dump": math.MaxInt, "by-key": 0} {
-				e := &Engine{config: p.engine.config, family: p.engine.family, kernel: openKernel(b, p.ns), state: p.engine.state, batch: p.engine.batch, askFrom: from}
+			for _, way := range []string{"dump", "by-key", "by-key-with-two", "claims"} {
+				e := &Engine{
+					config: p.engine.config, family: p.engine.family, kernel: openKernel(b, p.ns), state: p.engine.state, batch: p.engine.batch,
+					listeners: newListeners(), stepElements: stepElements, askFrom: either(way == "dump", math.MaxInt, 0),
+				}
 				defer e.kernel.Close()
 				o, err := e.observe(b.Context())
 				if err != nil {
 					b.Fatal(err)
+				}
+				switch way {
+				case "by-key-with-two":
+					o.second = openKernel(b, p.ns)
+					defer o.second.Close()
+				case "claims":
+					o.known = p.engine.state.placed
 				}
 				if !o.counts() {
 					b.Skip("this kernel does not count elements, so all sets are dumped")
@@ -96,11 +108,6 @@ func TestAReplacementOfALargeTableFits(t *testing.T) {
 	})
 }
 
-// largeSets are those that are read by key.
-func largeSets() []setID {
-	return []setID{setEndpoints, setNodePortEndpoints, setAffinityPicks, setNodePortAffinityPicks, setAffinityEndpoints}
-}
-
 // TestAReadingByKeyIsADump: after random changes by another program, an engine that reads by key
 // finds what a dump finds, and repairs it. On kernels that count elements it needs no dump for an
 // undamaged table, nor after changes that leave the number of elements, and the smaller sets.
@@ -138,6 +145,112 @@ func TestAReadingByKeyIsADump(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestWhatIsKnownIsNotRead: a full update adds again what the engine has written, which changes nothing in the kernel, and asks
+// for nothing. It writes what has changed since, also service ports that are gone and frontends that pass to others.
+func TestWhatIsKnownIsNotRead(t *testing.T) {
+	eachFamily(t, func(t *testing.T, w *world) {
+		const services = 12
+		e, m := w.engine(t, netnstest.New(t)), model{}
+		mustApply(t, e, m.full(w))
+		if !w.observed(t, e, math.MaxInt).counts() {
+			return // such a kernel dumps, see TestAReadingByKeyIsADump
+		}
+		for round := range 6 {
+			as := w.rand.Perm(services) // frontends pass on
+			for n := range services {
+				if delete(m, name(n)); w.rand.IntN(4) > 0 {
+					m[name(n)] = w.service(as[n])
+					m[name(n)].Name = name(n)
+				}
+			}
+			e.askFrom = 0
+			mustApply(t, e, m.full(w))
+			mustMatch(t, e, m)
+			e.askFrom = math.MaxInt
+			mustWriteNothing(t, e, m.full(w), "after changes")
+			reads := &countedReads{kernel: e.kernel}
+			e.kernel, e.askFrom = reads, 0
+			before, err := e.generation(t.Context())
+			netnstest.Check(t, err)
+			if r := mustApply(t, e, m.full(w)); r.Writes != 0 || r.Transactions != 0 || len(reads.sets) > 0 {
+				t.Errorf("round %d: %d writes in %d transactions, reads %v by key; want none", round, r.Writes, r.Transactions, reads.sets)
+			}
+			if after, err := e.generation(t.Context()); err != nil || after != before {
+				t.Errorf("round %d: the kernel had %d transactions, %v, want none", round, after-before, err)
+			}
+			e.kernel = reads.kernel
+		}
+	})
+}
+
+// TestAClaimOfWhatIsNotThere: another program has replaced an element of a set that the engine does not read, by one with other
+// data, or with another key. The first full update repairs it.
+func TestAClaimOfWhatIsNotThere(t *testing.T) {
+	eachFamily(t, func(t *testing.T, w *world) {
+		e, m := w.engine(t, netnstest.New(t)), model{}
+		for n := range 40 {
+			m[name(n)] = w.service(n)
+		}
+		mustApply(t, e, m.full(w))
+		for _, id := range largeSets() {
+			for _, other := range []string{"data", "key"} {
+				if !w.replaceElement(t, e, id, other) {
+					continue
+				}
+				e.askFrom = 0
+				if r := mustApply(t, e, m.full(w)); r.Writes == 0 {
+					t.Errorf("another %s in %s: nothing is written", other, setName(id))
+				}
+				mustMatch(t, e, m)
+				e.askFrom = math.MaxInt
+				mustWriteNothing(t, e, m.full(w), "after another "+other+" in "+setName(id))
+			}
+		}
+	})
+}
+
+// replaceElement replaces an element of a map by one with another key, or with other data, as another program would. It
+// reports whether it could.
+func (w *world) replaceElement(t *testing.T, e *Engine, id setID, other string) bool {
+	t.Helper()
+	elements := w.observed(t, e, math.MaxInt).element[id]
+	if len(elements) == 0 {
+		return false
+	}
+	keys := slices.Sorted(maps.Keys(elements))
+	key := keys[w.rand.IntN(len(keys))]
+	newKey, newData := elementOf(key), elementOf(elements[key])
+	if other == "data" {
+		newData.buf[0] ^= 1
+	} else if newKey.buf[0] ^= 0x40; elements[keyString(newKey)] != "" {
+		return false
+	}
+	var gone, come encoded
+	gone.append(elementOf(key), elementBytes{}, elementBytes{})
+	come.append(newKey, elementBytes{}, newData)
+	batch := e.newBatch()
+	batch.elements(nft.DeleteElements(), &setSpecs[id], gone)
+	batch.elements(nft.AddElements(), &setSpecs[id], come)
+	if err := e.send(t.Context(), batch); err != nil {
+		t.Fatalf("another %s in %s: %v", other, setName(id), err)
+	}
+	return true
+}
+
+// countedReads notes which sets are read by key.
+type countedReads struct {
+	kernel
+
+	sets []string
+}
+
+func (k *countedReads) Query(ctx context.Context, b *nft.Batch, each func(int, []byte)) error {
+	if object := b.Messages[0].Object; !strings.HasPrefix(object, "catch-all") {
+		k.sets = append(k.sets, object)
+	}
+	return k.kernel.Query(ctx, b, each)
 }
 
 // counts reports whether the kernel counts elements.

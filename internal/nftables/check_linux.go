@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -16,7 +17,7 @@ import (
 )
 
 // While a listener pauses, other programs may change the table unnoticed. A check finds out: it compares the table
-// with what the engine knows of it. Updates do not wait for a check. Only a difference leads to a full update.
+// with what the engine knows of it. Updates wait for no more than a short question of a check. Only a difference leads to a full update.
 
 const (
 	// checkAttempts is how often a check reads the table, because the engine writes what the check cannot tell from damage:
@@ -38,7 +39,8 @@ type known struct {
 	*record
 }
 
-// record has the elements that the engine has written since. It is disturbed when the engine has written more.
+// record has the elements that the engine has written since. It is disturbed when the engine has written more. The mu of the
+// engine guards written until the next record begins.
 type record struct {
 	written   map[elementKey]bool
 	disturbed atomic.Bool
@@ -50,6 +52,8 @@ type elementKey struct {
 	key elementBytes
 }
 
+func newRecord() *record { return &record{written: map[elementKey]bool{}} }
+
 // beginCheck returns what the engine knows. From now on, it records what it writes: a check may read such an element before
 // or after that. The listeners hear of later changes by others. ok is false if the next update is full.
 func (e *Engine) beginCheck() (k known, ok bool) {
@@ -58,17 +62,19 @@ func (e *Engine) beginCheck() (k known, ok bool) {
 	if !e.trusted {
 		return known{}, false
 	}
-	e.step.record = &record{written: map[elementKey]bool{}}
+	e.step.record = newRecord()
 	return known{e.state.globals, e.state.layout, maps.Clone(e.state.placed), e.state.classes.sorted(), e.step.record}, true
 }
 
-// endCheck ends the recording. It reports whether it is complete.
-func (e *Engine) endCheck() (complete bool) {
+// nextRecord ends a record, and begins another one unless it is nil. It reports whether the last one is complete.
+func (e *Engine) nextRecord(last, next *record) (complete bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	complete = e.trusted && e.step.record != nil
-	e.step.record = nil
-	return complete
+	if e.step.record != last {
+		return false
+	}
+	e.step.record = next
+	return e.trusted
 }
 
 func (e *Engine) disturbCheck() {
@@ -112,20 +118,65 @@ func (e *Engine) checkOnce(ctx context.Context, by kernel) (found []proxier.Diff
 	v := reader.verification(&desired.Update{Globals: k.globals})
 	v.record = k.record
 	err = v.read(ctx, reader)
-	full := e.fullUpdates.Load()
-	if !e.endCheck() || err != nil { // another program may have changed the table at this moment
+	full, since := e.fullUpdates.Load(), newRecord()
+	defer e.nextRecord(since, nil)
+	if !e.nextRecord(k.record, since) || err != nil { // another program may have changed the table at this moment
 		return nil, false, err
 	}
-	r, err := v.compareAll(maps.All(k.placed))
-	if err != nil || e.fullUpdates.Load() != full {
+	v.absent = map[elementKey]absent{}
+	if _, err = v.compareAll(maps.All(k.placed)); err == nil && len(v.report.Differences) == 0 {
+		err = e.askForAbsent(ctx, v, by, since)
+	}
+	switch {
+	case errors.Is(err, errDisturbed):
+		return nil, false, nil
+	case err != nil || e.fullUpdates.Load() != full:
 		return nil, err == nil, err
 	}
-	// A dump counts the elements that it has sent: when one of them goes, it skips another one.
-	skipped := func(d proxier.Difference) bool { return d.Problem == proxier.DifferenceMissing }
-	if others := slices.DeleteFunc(slices.Clone(r.Differences), skipped); len(others) > 0 || len(k.written) == 0 {
-		return r.Differences, true, nil
+	return v.report.Differences, true, nil
+}
+
+// askForAbsent asks for the elements that a reading lacks, until one of them is a difference: a dump counts the elements that
+// it has sent, and when one of them goes, it skips another one.
+func (e *Engine) askForAbsent(ctx context.Context, v *verification, by kernel, since *record) error {
+	bySet := map[setID][]elementBytes{}
+	for a := range v.absent {
+		bySet[a.in] = append(bySet[a.in], a.key)
 	}
-	return nil, len(r.Differences) == 0, nil
+	for _, in := range slices.Sorted(maps.Keys(bySet)) {
+		keys := bySet[in]
+		slices.SortFunc(keys, func(a, b elementBytes) int { return bytes.Compare(a.bytes(), b.bytes()) })
+		q := questioner{asked: &asked{spec: &setSpecs[in], found: map[string]string{}}, kernel: by, wire: newWire(e.batch.Family, e.batch.Table), perMessage: 1}
+		for some := range slices.Chunk(keys, askMessage) {
+			if err := e.askForSome(ctx, v, &q, some, since); err != nil || len(v.report.Differences) > 0 {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// errDisturbed means that the engine has written what a check does not know.
+var errDisturbed = errors.New("the check is disturbed")
+
+// askForSome does so while the engine does not write.
+func (e *Engine) askForSome(ctx context.Context, v *verification, q *questioner, keys []elementBytes, since *record) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.trusted || e.step.record != since {
+		return errDisturbed
+	}
+	for q.due = slices.Clone(keys); len(q.due) > 0; {
+		if err := q.ask(ctx); err != nil {
+			return err
+		}
+	}
+	for _, key := range keys {
+		if a := (elementKey{q.spec.id, key}); !since.written[a] {
+			v.decide(v.absent[a], q.spec, q.found)
+		}
+	}
+	return nil
 }
 
 // answer checks the table for each doubt of a listener. What the listener has reported meanwhile leads to a full update, which

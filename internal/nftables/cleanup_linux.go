@@ -21,6 +21,11 @@ func (e *Engine) Cleanup(ctx context.Context) error {
 		return err
 	}
 	e.trusted = false
+	e.fullUpdates.Add(1) // what is being read ahead goes
+	if a := e.ahead; a != nil {
+		a.end()
+		e.ahead = nil
+	}
 	w := e.newBatch()
 	w.DeleteTable()
 	if err := e.send(ctx, w); !errors.Is(err, unix.ENOENT) {

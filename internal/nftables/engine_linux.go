@@ -36,14 +36,14 @@ type Engine struct {
 	// fast is whether the kernel has flowtables, with the same values.
 	fast atomic.Uint32
 
-	// mu is held by Apply and Cleanup, so that state and kernel agree. It guards what checks and Counts read of the
-	// fields below.
+	// mu is held by Apply and Cleanup, so that state and kernel agree. It guards what others read of the fields below: checks,
+	// Counts, and what reads ahead.
 	mu     sync.Mutex
 	kernel kernel // nil until it is needed
 	state  state
 	// trusted means that state matches the kernel.
 	trusted bool
-	// fullUpdates counts them from their begin on.
+	// fullUpdates counts them from their begin on, and clean-ups.
 	fullUpdates atomic.Uint64
 	// failedRepairs counts the repairs of the table that failed in a row.
 	failedRepairs int
@@ -56,7 +56,7 @@ type Engine struct {
 	counts        *counts                 // nil if connections are not counted
 	counterLimit  uint32                  // of each set of counters: the constant, but for tests
 	askFrom       int                     // how large a set is read by key: the constant, but for tests
-	questions     []byte                  // memory that every query of askSet reuses
+	ahead         *ahead                  // for the first full update
 	batch         wire                    // memory that every batch reuses
 	step          transaction             // memory that every step reuses
 }

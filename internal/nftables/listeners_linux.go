@@ -11,7 +11,7 @@ import (
 // a notification for each element.
 type listeners struct {
 	// mu is held for reading by transactions, and for writing by all who change the fields
-	// below.
+	// below, or want no transaction under way.
 	mu        sync.RWMutex
 	listeners map[*listener]bool
 	ports     map[writer]uint32 // of the sockets that the engines write with
@@ -20,7 +20,8 @@ type listeners struct {
 	// counts the engines' transactions since then.
 	before uint32
 	ours   atomic.Uint32
-	used   atomic.Bool // an engine has accessed the kernel
+	all    atomic.Uint32 // the engines' transactions, of all times
+	used   atomic.Bool   // an engine has accessed the kernel
 }
 
 // writer is a socket of an engine: that of its updates, or that for devices.
@@ -81,8 +82,18 @@ func (w *listeners) transaction(commit func() error) error {
 	err := commit()
 	if err == nil {
 		w.ours.Add(1)
+		w.all.Add(1)
 	}
 	return err
+}
+
+// others is a number that changes with each transaction of another program, and with those of engines that do not share the
+// listeners.
+func (w *listeners) others(generation func() (uint32, error)) (uint32, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n, err := generation()
+	return n - w.all.Load(), err
 }
 
 // beginLoad pauses all listeners. generation returns the kernel's count of transactions.

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/desired"
 	"github.com/serviceplane/serviceplane/internal/netlinkx"
 	"github.com/serviceplane/serviceplane/internal/nft"
@@ -29,6 +30,11 @@ type observation struct {
 	element [numSets]map[string]string // key, and its end, to data
 	catches []setID                    // sets with a catch-all element
 	flows   map[string]flowtable       // by name
+	// known is what the engine has written; nil if it does not know. second is another socket to read with, if it is not nil.
+	known  map[changetracker.ServicePortName]*placed
+	second kernel
+	// whole means that the elements have been read.
+	whole bool
 }
 
 // lead is the data of an element of a verdict map.
@@ -93,17 +99,17 @@ func (e *Engine) observe(ctx context.Context) (*observation, error) {
 // element of the set does. The kernel does not count them, and those before 5.13 have none.
 func (e *Engine) observeCatchAlls(ctx context.Context, o *observation) error {
 	w := newWire(e.batch.Family, e.batch.Table)
-	var asked []setID
+	var of []setID
 	for i := range setSpecs {
 		if _, exists := o.sets[setSpecs[i].name]; exists {
 			w.CatchAll(nft.GetElements(), setSpecs[i].name)
-			asked = append(asked, setSpecs[i].id)
+			of = append(of, setSpecs[i].id)
 		}
 	}
-	if len(asked) == 0 {
+	if len(of) == 0 {
 		return nil
 	}
-	err := e.kernel.Query(ctx, &w.Batch, func(message int, _ []byte) { o.catches = append(o.catches, asked[message]) })
+	err := e.kernel.Query(ctx, &w.Batch, func(message int, _ []byte) { o.catches = append(o.catches, of[message]) })
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
 		return nil
 	}
@@ -260,6 +266,9 @@ func (c *chainSpec) checksums(family uint8) ([]string, error) {
 
 // observeVerdicts reads the verdict maps.
 func (e *Engine) observeVerdicts(ctx context.Context, o *observation) error {
+	if o.whole {
+		return nil
+	}
 	return e.observeSets(ctx, o, (*setSpec).isVerdictMap)
 }
 
@@ -277,7 +286,7 @@ func (e *Engine) packetsWrite(s *setSpec) bool {
 func (e *Engine) observeSets(ctx context.Context, o *observation, among func(*setSpec) bool) error {
 	for i := range setSpecs {
 		spec := &setSpecs[i]
-		if !among(spec) {
+		if _, there := o.sets[spec.name]; !there || !among(spec) {
 			continue
 		}
 		var err error
@@ -315,8 +324,10 @@ const (
 // observeSet reads a set until no element comes twice, and it has as many as the kernel counts
 // (newer kernels do), at most a few times.
 func (e *Engine) observeSet(ctx context.Context, o *observation, spec *setSpec) error {
-	if all, err := e.askSet(ctx, o, spec); all || err != nil {
-		return err
+	for _, read := range []func(context.Context, *observation, *setSpec) (bool, error){e.claimSet, e.askSet} {
+		if all, err := read(ctx, o, spec); all || err != nil {
+			return err
+		}
 	}
 	set, listed := o.sets[spec.name], 0
 	reset := func() { o.element[spec.id], listed = make(map[string]string, set.count), 0 }

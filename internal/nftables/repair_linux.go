@@ -44,7 +44,7 @@ func (e *Engine) repair(
 			return err
 		}
 	}
-	if err := e.observeElements(ctx, o); err != nil {
+	if err := r.observeElements(ctx, hints); err != nil {
 		return err
 	}
 	if len(hints) == 0 {
@@ -68,6 +68,19 @@ func (e *Engine) repair(
 		return err
 	}
 	return r.endFull(ctx, before)
+}
+
+// observeElements reads them with what the engine knows of them: nothing after a restart.
+func (r *repair) observeElements(ctx context.Context, known map[changetracker.ServicePortName]*placed) error {
+	o := r.observed
+	if o.whole { // packets may have written counters since, if the last process counted
+		return r.observeSets(ctx, o, func(s *setSpec) bool { return slices.Contains(counterSets(), s.id) && !r.packetsWrite(s) })
+	}
+	if o.known = known; len(known) == 0 {
+		o.second = r.secondSocket(o)
+		defer o.closeSecond()
+	}
+	return r.Engine.observeElements(ctx, o)
 }
 
 // createSets creates the missing sets and the flowtable, and empties other sets of catch-all elements.

@@ -633,8 +633,10 @@ func (p *programmed) measureRestart(b *testing.B, runs int) figure {
 		if next != nil {
 			next.stop()
 		}
+	}, func() { // with the start, because the engine then begins to read
 		next = startProvider(b, p.cluster, p.ns)
-	}, func() { next.load(b) })
+		next.load(b)
+	})
 	f.written = next.since(totals{}, 1)
 	next.stop()
 	f.floor = p.measureDump(b, runs)

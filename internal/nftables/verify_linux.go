@@ -39,6 +39,12 @@ func (e *Engine) verify(ctx context.Context, update *desired.Update, holds func(
 
 // scratch returns an engine of the same kind that knows nothing of the kernel.
 func (e *Engine) scratch() (*Engine, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.scratchLocked()
+}
+
+func (e *Engine) scratchLocked() (*Engine, error) {
 	scratch, err := NewEngine(e.config, e.family, proxier.Deps{})
 	if err != nil {
 		return nil, err
@@ -46,10 +52,9 @@ func (e *Engine) scratch() (*Engine, error) {
 	scratch.open = e.open
 	scratch.hash.Store(e.hash.Load())
 	scratch.fast.Store(e.fast.Load())
-	if e.mu.Lock(); e.counts != nil {
+	if e.counts != nil {
 		scratch.counts.missing = e.counts.missing
 	}
-	e.mu.Unlock()
 	return scratch, nil
 }
 
@@ -67,6 +72,15 @@ type verification struct {
 	service    changetracker.ServicePortName // whose elements are compared
 	where      string
 	report     proxier.Verification
+	// absent are elements that the reading lacks, if it is not nil: then they are no differences yet.
+	absent map[elementKey]absent
+}
+
+// absent is an element that a reading lacks.
+type absent struct {
+	proxier.Difference
+
+	key, want string // with the end of the key, and the data
 }
 
 // verification returns one without content. The engine has begun a new state.
@@ -203,10 +217,27 @@ func (v *verification) put(in setID, key, keyEnd, data elementBytes) {
 		Object: v.elementName(spec, string(key.bytes()), string(keyEnd.bytes())), Problem: proxier.DifferenceMissing,
 		Want: v.dataText(spec, want), Service: v.service,
 	}
-	if ok {
+	switch {
+	case ok:
 		d.Problem, d.Have = proxier.DifferenceChanged, v.dataText(spec, have)
+		v.differs(d)
+	case v.absent != nil:
+		v.absent[elementKey{in, key}] = absent{d, k, want}
+	default:
+		v.differs(d)
 	}
-	v.differs(d)
+}
+
+// decide compares an element that was absent with the answers of the kernel.
+func (v *verification) decide(a absent, spec *setSpec, answers map[string]string) {
+	switch have, there := answers[a.key]; {
+	case there && have == a.want:
+		v.report.Checked++
+		return
+	case there:
+		a.Problem, a.Have = proxier.DifferenceChanged, v.dataText(spec, have)
+	}
+	v.differs(a.Difference)
 }
 
 func (v *verification) remove(setID, elementBytes, elementBytes) {}

@@ -18,7 +18,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxier"
 )
 
-// Watch is for proxier.Abilities. It also keeps the devices of the fast path.
+// Watch is for proxier.Abilities. It also keeps the devices of the fast path, and reads the table for the first full update.
 func (e *Engine) Watch(ctx context.Context, damaged func(proxier.Damage)) error {
 	if !e.asksForFastPath() {
 		return e.watchTable(ctx, damaged)
@@ -52,6 +52,9 @@ func (e *Engine) watchTable(ctx context.Context, damaged func(proxier.Damage)) e
 	checking, end := context.WithCancel(ctx)
 	var checks sync.WaitGroup
 	checks.Go(func() { e.answer(checking, l) })
+	if complete := e.readAhead(checking); complete != nil {
+		checks.Go(complete)
+	}
 	err = e.listeners.add(l)
 	if err == nil {
 		err = l.listen(ctx)
