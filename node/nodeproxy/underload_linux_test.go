@@ -30,9 +30,6 @@ const (
 	loadClients  = 20   // addresses with session affinity
 	loadFlows    = 20   // connections that stay open
 	loadWorkers  = 4
-	// loadTimeout is less than the kernel's time until it repeats a SYN, so that a lost
-	// packet is a failure.
-	loadTimeout = 900 * time.Millisecond
 )
 
 // loaded is a node with three pods, a client network, and continuous traffic.
@@ -163,9 +160,23 @@ func wait(ctx context.Context, d time.Duration) {
 
 func (l *loaded) connectAgainAndAgain(ctx context.Context, to netip.AddrPort) {
 	for ; ctx.Err() == nil; wait(ctx, 4*time.Millisecond) {
-		_, err := netns.Ask(ctx, l.client, "tcp", to, netns.AskOptions{Timeout: loadTimeout})
+		_, err := l.ask(ctx, to, netip.Addr{})
 		l.note(ctx, err)
 	}
+}
+
+// ask opens a connection. A SYN that is lost is an error: the kernel sends it again.
+func (l *loaded) ask(ctx context.Context, to netip.AddrPort, from netip.Addr) (netns.Answer, error) {
+	flow, err := netns.Open(ctx, l.client, "tcp", to, netns.AskOptions{From: from})
+	if err != nil {
+		return netns.Answer{}, err
+	}
+	again, lost := flow.SentAgain()
+	if lost == nil && again > 0 {
+		lost = fmt.Errorf("the SYN was sent %d times again", again)
+	}
+	a, err := flow.Ask(ctx)
+	return a, errors.Join(lost, err, flow.Close())
 }
 
 // note counts a new connection.
@@ -197,7 +208,7 @@ func (l *loaded) keepAsking(ctx context.Context, flow *netns.Flow) {
 
 func (l *loaded) expect(ctx context.Context, to netip.AddrPort, from netip.Addr, server string) {
 	for ; ctx.Err() == nil; wait(ctx, 50*time.Millisecond) {
-		a, err := netns.Ask(ctx, l.client, "tcp", to, netns.AskOptions{From: from, Timeout: loadTimeout})
+		a, err := l.ask(ctx, to, from)
 		l.note(ctx, err)
 		if err == nil && a.Server != server {
 			l.counts.moved.Add(1)
@@ -213,7 +224,7 @@ type row struct {
 }
 
 // during runs an event, and returns the results of the traffic during it and two seconds
-// after: a lost packet is noticed after loadTimeout.
+// after: a lost SYN is sent again after a second.
 func (l *loaded) during(t *testing.T, what string, event func() (note string)) row {
 	t.Helper()
 	before := l.snapshot()
