@@ -97,10 +97,7 @@ func (e *Engine) countDumps() (sets *[]string) {
 // TestNothingIsReadAheadOfAnUpdate: Watch does not wait for an update that is under way, and what was read is not offered after it.
 func TestNothingIsReadAheadOfAnUpdate(t *testing.T) {
 	t.Parallel()
-	w := &world{family: v1.IPv4Protocol}
-	ns := netnstest.New(t)
-	mustApply(t, w.engine(t, ns), model{}.full(w))
-	e := w.engine(t, ns)
+	w, e := restarted(t)
 	e.mu.Lock()
 	if e.readAhead(t.Context()) != nil {
 		t.Error("read ahead beside an update")
@@ -115,10 +112,7 @@ func TestNothingIsReadAheadOfAnUpdate(t *testing.T) {
 // TestNobodyTakesWhatIsReadAhead: it goes when its context ends.
 func TestNobodyTakesWhatIsReadAhead(t *testing.T) {
 	t.Parallel()
-	w := &world{family: v1.IPv4Protocol}
-	ns := netnstest.New(t)
-	mustApply(t, w.engine(t, ns), model{}.full(w))
-	e := w.engine(t, ns)
+	_, e := restarted(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	complete := e.readAhead(ctx)
 	if complete == nil || e.ahead == nil {
@@ -129,4 +123,12 @@ func TestNobodyTakesWhatIsReadAhead(t *testing.T) {
 	if e.ahead != nil {
 		t.Error("it stays")
 	}
+}
+
+// restarted returns an engine that finds the table of an earlier one.
+func restarted(t *testing.T) (*world, *Engine) {
+	t.Helper()
+	w, ns := &world{family: v1.IPv4Protocol}, netnstest.New(t)
+	mustApply(t, w.engine(t, ns), model{}.full(w))
+	return w, w.engine(t, ns)
 }
