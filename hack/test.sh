@@ -11,6 +11,8 @@ source hack/tools.sh
 
 # As nodeproxy's image is built: so all but the race detector compiles once.
 export CGO_ENABLED=0 GOFLAGS=-trimpath
+# Memory for time: compilers and tests collect garbage less often, a fifth of what they compute.
+export GOGC=400 GOMEMLIMIT=2GiB
 export SERVICEPLANE_SEED="${SERVICEPLANE_SEED:-$(od -An -N2 -tu2 /dev/urandom | tr -d ' ')}"
 
 # Packages with goroutines run with the race detector. Where the kernel decides, and where data is

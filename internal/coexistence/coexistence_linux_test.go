@@ -34,7 +34,7 @@ func TestBeside(t *testing.T) {
 	table := readTable(t)
 	programs := slices.DeleteFunc(corpus(), func(f foreign) bool { return f.flowtable })
 	if !*update {
-		programs = chance.Some(t, len(programs)/2, programs...)
+		programs = chance.Some(t, len(programs)/3, programs...)
 	}
 	t.Run("programs", func(t *testing.T) {
 		for _, f := range programs {

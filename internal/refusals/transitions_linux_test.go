@@ -29,7 +29,7 @@ import (
 	"github.com/serviceplane/serviceplane/proxiertest"
 )
 
-var asks = flag.Int("refusals.asks", 400, "how many connections and datagrams a transition must serve")
+var asks = flag.Int("refusals.asks", chance.Few(200, 400), "how many connections and datagrams a transition must serve")
 
 // transitions are what a Service is in turn. In each state some endpoint is right for all who ask.
 func transitions() map[string][]spec {
