@@ -115,6 +115,10 @@ func run(t *testing.T, node *proxiertest.Host, program string, args ...string) s
 // that soon need them again. Each has up to two elements and rules.
 const spare = 128
 
+// checkSockets is how many sockets the nftables engine may keep open for checks, one in each IP family: it opens them when
+// another program may have changed the table.
+const checkSockets = 2
+
 // idleWorkers is how many goroutines mode userspace may keep for the next connections: 64 in each IP
 // family.
 const idleWorkers = 128

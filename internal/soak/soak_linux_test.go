@@ -121,6 +121,7 @@ func soak(t *testing.T, name string, subject subject) {
 	n := begin(t, factory, topology, pins, seed)
 	before := measure(t, topology.Node, pins)
 	t.Logf("before: %v", before)
+	before.descriptors += checkSockets
 	if name == "userspace" {
 		before.goroutines += idleWorkers
 	}

@@ -80,7 +80,7 @@ func Run(tb testing.TB, ns inside, program string, args ...string) string {
 func ForgetSoon(tb testing.TB, ns inside, udp time.Duration) {
 	tb.Helper()
 	timeouts := map[string]time.Duration{"udp_timeout": udp, "udp_timeout_stream": udp}
-	for _, state := range []string{"syn_sent", "time_wait", "close", "last_ack", "fin_wait", "close_wait"} {
+	for _, state := range []string{"syn_sent", "syn_recv", "time_wait", "close", "last_ack", "fin_wait", "close_wait"} {
 		timeouts["tcp_timeout_"+state] = time.Second
 	}
 	for name, timeout := range timeouts {
