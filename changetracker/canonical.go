@@ -30,6 +30,11 @@ func (p *ServicePort) canonicalise(ports int) error {
 	if p.Failover.Share > maxShare {
 		invalid("Failover.Share", p.Failover.Share)
 	}
+	if p.ClientLimit != (ClientLimit{}) {
+		if err := p.ClientLimit.validate(); err != nil {
+			errs = append(errs, fmt.Errorf("ClientLimit: %w", err))
+		}
+	}
 	p.elsewhere = nil // of a State that p was copied from
 	selector, err := ParseNodeSelector(string(p.ExposeOn))
 	if p.ExposeOn = selector; err != nil {

@@ -93,6 +93,9 @@ type ServicePort struct {
 	// DenyAllSources closes the LoadBalancerVIPs to all sources. The trackers set it for DeniedSources, and with
 	// Options.StrictSourceRanges, if a Service has source ranges but none of this family.
 	DenyAllSources bool
+	// ClientLimit bounds the connections of one client to the ExternalIPs and LoadBalancerVIPs. The trackers leave it empty:
+	// no limit.
+	ClientLimit ClientLimit
 	// InternalPolicyLocal is false without a ClusterIP.
 	InternalPolicyLocal bool
 	ExternalPolicyLocal bool
@@ -183,7 +186,7 @@ func (p *ServicePort) Equal(o *ServicePort) bool {
 
 func (p *ServicePort) equalPolicies(o *ServicePort) bool {
 	return p.DenyAllSources == o.DenyAllSources && p.ExposeOn == o.ExposeOn && p.SessionAffinity == o.SessionAffinity &&
-		p.Balancing == o.Balancing && p.MaxSlots == o.MaxSlots && p.EndConnections == o.EndConnections && p.KeepFlows == o.KeepFlows && p.Failover == o.Failover && p.FastPath == o.FastPath &&
+		p.Balancing == o.Balancing && p.MaxSlots == o.MaxSlots && p.EndConnections == o.EndConnections && p.KeepFlows == o.KeepFlows && p.Failover == o.Failover && p.FastPath == o.FastPath && p.ClientLimit == o.ClientLimit &&
 		p.InternalPolicyLocal == o.InternalPolicyLocal && p.ExternalPolicyLocal == o.ExternalPolicyLocal
 }
 

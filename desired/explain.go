@@ -36,6 +36,9 @@ type Explanation struct {
 	// Scheduler is the name of the scheduler of IPVS that chooses it; empty in other engines.
 	// Balancing is the policy that is most like it.
 	Scheduler string `json:"scheduler,omitempty"`
+	// Limit is what bounds the connections of the client, in the text of changetracker.ClientLimit; empty if nothing does. The
+	// Verdict is that of a connection within it.
+	Limit string `json:"limit,omitempty"`
 	// BySocket means that the client's socket is translated when it connects, so that the packet
 	// leaves with the address of an endpoint. Reasons say it, and if rules do it, why.
 	BySocket bool `json:"bySocket,omitempty"`
@@ -305,6 +308,10 @@ func (e *explaining) served(s *Service, f *Frontend) {
 		}
 		e.list(s)
 		return
+	}
+	if limit := s.ClientLimit(f); !limit.IsZero() && e.traits.ClientLimits {
+		e.Limit = limit.String()
+		e.because("each client is limited to %v", limit)
 	}
 	action := f.Action
 	if f.ShortCircuit && e.shortCircuits() {

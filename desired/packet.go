@@ -118,6 +118,8 @@ type Traits struct {
 	// NoHash is whether the engine lacks the policies SourceHash and SourcePortHash: service
 	// ports that ask for one have Random.
 	NoHash bool
+	// ClientLimits is whether the engine bounds the connections of a client: see changetracker.ClientLimit.
+	ClientLimits bool
 	// FastPath is whether established connections of service ports that ask for it skip the
 	// node's rules: see TakesFastPath.
 	FastPath bool

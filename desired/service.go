@@ -122,6 +122,14 @@ func (s *Service) Key(f *Frontend) Key {
 	return Key{VIP: f.VIP, Protocol: s.Protocol, Port: f.Port}
 }
 
+// ClientLimit returns what bounds the connections of a client to a frontend of s; the zero ClientLimit if nothing does.
+func (s *Service) ClientLimit(f *Frontend) changetracker.ClientLimit {
+	if s.Port == nil || f.Kind != ExternalIP && f.Kind != LoadBalancer {
+		return changetracker.ClientLimit{}
+	}
+	return s.Port.ClientLimit
+}
+
 // Endpoints returns the endpoints of a scope.
 func (s *Service) Endpoints(scope Scope) Endpoints {
 	if scope == ScopeLocal {

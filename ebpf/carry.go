@@ -42,6 +42,8 @@ const (
 	refused
 	// bySource: source ranges restrict it.
 	bySource
+	// byClient: its clients are limited.
+	byClient
 	// tooManyEndpoints do not fit a range.
 	tooManyEndpoints
 )
@@ -50,7 +52,7 @@ const (
 func (r reason) String() string {
 	return enum.Name(r, "", "sockets of its protocol are not translated", "it is skipped", "it has session affinity", "it has a consistent hash", "its endpoints have weights, or may get them",
 		"its connections end with their endpoint", "a socket cannot tell a pod by its interface, or pods are not known", "every source is masqueraded",
-		"it is a node port", "it has no endpoints", "it has source ranges", "it has more than 65535 endpoints")
+		"it is a node port", "it has no endpoints", "it has source ranges", "its clients are limited", "it has more than 65535 endpoints")
 }
 
 // maxEndpoints is the largest number in a range.
@@ -73,6 +75,8 @@ func (c *Sockets) judge(s *desired.Service, f *desired.Frontend, g *desired.Glob
 		return scope, atNodePorts
 	case f.Restricted:
 		return scope, bySource
+	case !s.ClientLimit(f).IsZero():
+		return scope, byClient
 	case f.ShortCircuit:
 		scope = desired.ScopeCluster
 	case f.Action != desired.Forward:

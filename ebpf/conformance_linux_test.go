@@ -113,7 +113,7 @@ func TestPackets(t *testing.T) {
 			})
 			var node string
 			proxiertest.Conformance(t, proxiertest.Features{
-				FirstPriorityLost: true, BySocket: true, UDPBySocket: c.Sockets.UDP, PodsKeepSource: c.Sockets.PodsKeepSource,
+				FirstPriorityLost: true, ClientLimits: true, BySocket: true, UDPBySocket: c.Sockets.UDP, PodsKeepSource: c.Sockets.PodsKeepSource,
 				Prepare: func(netNS string, pods []string) {
 					node = netNS
 					join(t, s, append(pods, node)...)

@@ -16,7 +16,7 @@ func TestPacketsBesideAFlowtable(t *testing.T) {
 	c := ebpf.Config{Sockets: sockets(t)}
 	var node string
 	proxiertest.Conformance(t, proxiertest.Features{
-		FirstPriorityLost: true, BySocket: true,
+		FirstPriorityLost: true, ClientLimits: true, BySocket: true,
 		Prepare: func(netNS string, pods []string) {
 			node = netNS
 			join(t, c.Sockets, append(pods, node)...)

@@ -40,7 +40,7 @@ var _ proxier.Engine = (*engine)(nil)
 // If the new member of a frontend fails to program its service port, the frontend stays with the old one. The
 // abilities use the members that have them: Plan and Dump have a title for each member, a service port that
 // moves to another member begins to count at zero, and Descriptors are those of the first member that counts
-// them. Traits are those of the member that has the first frontend, and of the first member for addresses
+// them. Traits are those of the member that has the first frontend (ClientLimits: of all that have limited ones), and of the first member for addresses
 // without a Service. Cleanup and Close are for all members.
 func New(choose func(s *desired.Service, kind desired.Kind) string, members ...Member) (proxier.Engine, error) {
 	if choose == nil || len(members) == 0 || len(members) > mostMembers {
@@ -191,7 +191,16 @@ func (h *engine) Traits(s *desired.Service) desired.Traits {
 	if s == nil {
 		return h.members[0].Engine.Traits(nil)
 	}
-	return h.members[h.index(s, kindsOf(s)[0])].Engine.Traits(s)
+	of := func(kind desired.Kind) desired.Traits { return h.members[h.index(s, kind)].Engine.Traits(s) }
+	t := of(kindsOf(s)[0])
+	for i := range s.Frontends {
+		if f := &s.Frontends[i]; !s.ClientLimit(f).IsZero() {
+			if t.ClientLimits = of(f.Kind).ClientLimits; !t.ClientLimits {
+				break
+			}
+		}
+	}
+	return t
 }
 
 // Abilities implements proxier.Engine: see New.

@@ -34,6 +34,7 @@ type journal struct {
 	fail    error
 	limited []*proxier.ServiceError
 	has     map[string]bool
+	traits  desired.Traits
 }
 
 func (j *journal) Apply(_ context.Context, u desired.Update) (proxier.Result, error) {
@@ -57,7 +58,7 @@ func (j *journal) Apply(_ context.Context, u desired.Update) (proxier.Result, er
 }
 
 func (j *journal) Close() error                           { return nil }
-func (j *journal) Traits(*desired.Service) desired.Traits { return desired.Traits{} }
+func (j *journal) Traits(*desired.Service) desired.Traits { return j.traits }
 func (j *journal) Abilities() proxier.Abilities           { return proxier.Abilities{} }
 
 func (j *journal) Cleanup(context.Context) error { clear(j.has); return j.fail }
@@ -101,6 +102,36 @@ func TestWhatMembersLimitIsLimited(t *testing.T) {
 
 // TestAServicePortIsMadeBeforeItIsBroken: the new member programs it before the old one
 // removes it, in partial and in full updates, in both directions at once.
+// TestClientLimitsNeedEachMemberThatHasSome: a service port has its client limit if all members that have its external addresses
+// can limit clients, whoever has the ClusterIP.
+func TestClientLimitsNeedEachMemberThatHasSome(t *testing.T) {
+	port := &changetracker.ServicePort{ClientLimit: changetracker.ClientLimit{PerSecond: 1}}
+	for _, c := range []struct {
+		kinds []desired.Kind
+		want  bool
+	}{
+		{[]desired.Kind{desired.ClusterIP, desired.ExternalIP}, true},
+		{[]desired.Kind{desired.ClusterIP, desired.ExternalIP, desired.LoadBalancer}, false},
+		{[]desired.Kind{desired.LoadBalancer, desired.ExternalIP}, false},
+		{[]desired.Kind{desired.ClusterIP}, false},
+	} {
+		able, unable := &journal{traits: desired.Traits{ClientLimits: true}}, &journal{}
+		h, err := New(func(_ *desired.Service, kind desired.Kind) string {
+			return map[desired.Kind]string{desired.ExternalIP: "able"}[kind]
+		}, Member{"unable", unable}, Member{"able", able})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &desired.Service{Port: port}
+		for _, kind := range c.kinds {
+			s.Frontends = append(s.Frontends, desired.Frontend{Kind: kind})
+		}
+		if got := h.Traits(s).ClientLimits; got != c.want {
+			t.Errorf("frontends %v: client limits %v, want %v", c.kinds, got, c.want)
+		}
+	}
+}
+
 func TestAServicePortIsMadeBeforeItIsBroken(t *testing.T) {
 	for _, full := range []bool{false, true} {
 		choice := map[string]string{"x": "a", "y": "b"}

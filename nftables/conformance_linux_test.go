@@ -21,7 +21,7 @@ func provider(config proxier.Config, deps proxier.Deps) (proxier.Provider, error
 // TestPackets sends real packets for the table of scenarios. This engine is the reference:
 // its only difference is that rules hand values on in the priority of a packet.
 func TestPackets(t *testing.T) {
-	proxiertest.Conformance(t, proxiertest.Features{FirstPriorityLost: true}, provider)
+	proxiertest.Conformance(t, proxiertest.Features{FirstPriorityLost: true, ClientLimits: true}, provider)
 }
 
 // TestClosedLoadBalancerIPs does both with CloseLoadBalancerIPs: what differs, and random packets.
@@ -49,6 +49,9 @@ func TestTraceAgreesWithExplain(t *testing.T) {
 func TestCounts(t *testing.T) {
 	proxiertest.ConnectionCounts(t, provider)
 }
+
+// Connections above a client limit are counted exactly.
+func TestRefusedCounts(t *testing.T) { proxiertest.RefusedCounts(t, provider) }
 
 // Packets and bytes are counted exactly.
 func TestTraffic(t *testing.T) {

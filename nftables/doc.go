@@ -21,6 +21,9 @@
 //	      service-cidrs an address without Service → drop, unless it is the node's
 //
 //	firewall            source-ranges, else drop; firewalled → class
+//	limited             limits → limit-classes → limit-RATE-BURST-OPEN-CLASS, which
+//	                    refuses or comes back; firewalled → class. limited-ranges: the
+//	                    same behind source-ranges. Only with client limits
 //	local               pods, node → short-circuit; others: locals → class
 //	short-circuit       short-circuits → class
 //	MASQ-SCOPE-N        one per class: mark the packet if its source is to be
@@ -101,6 +104,14 @@
 // Each set has room for 1,048,576 counters: further endpoints work and are not counted. Without
 // CountConnections the sets are empty.
 //
+// # Client limits
+//
+// The chain of a limit has two sets of its own, which packets write, with the VIP and the client as key: one with the
+// rate, one with the open connections. Its number is made of the limit, rounded up to a few steps, and a hash of the
+// namespace, so that another process finds it again. Rules write into the priority that a packet is above the limit, count
+// it in the set refused if connections are counted, and refuse it. These sets and chains exist while somebody asks for a
+// limit. A packet that looks again is counted again.
+//
 // # Fast path
 //
 // With Config.FastPathAfter, the flowtable fast-path has a hook at ingress of each device. It forwards
@@ -132,5 +143,6 @@
 // session affinity; 131,071 service ports per family can have session affinity. A timeout of session
 // affinity is rounded up: to ten seconds if it is more than a minute, to a minute if
 // it is more than ten, to ten minutes if it is more than an hour, to half an hour if it
-// is more than twelve. The longest is a day.
+// is more than twelve. The longest is a day. A family has 256 different client limits, and each
+// namespace 16, with 2,048 clients each.
 package nftables

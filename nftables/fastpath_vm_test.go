@@ -38,7 +38,7 @@ func hurried(config proxier.Config) nftables.Config {
 // TestPacketsOnTheFastPath sends the packets of the table of scenarios past the rules, as soon as it
 // is possible.
 func TestPacketsOnTheFastPath(t *testing.T) {
-	proxiertest.Conformance(t, proxiertest.Features{FirstPriorityLost: true}, func(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {
+	proxiertest.Conformance(t, proxiertest.Features{FirstPriorityLost: true, ClientLimits: true}, func(config proxier.Config, deps proxier.Deps) (proxier.Provider, error) {
 		return nftables.New(hurried(config), deps)
 	})
 }

@@ -12,7 +12,7 @@ import (
 // TestPacketsBesideAFlowtable: another program has all established connections forwarded without
 // rules.
 func TestPacketsBesideAFlowtable(t *testing.T) {
-	features := proxiertest.Features{FirstPriorityLost: true}
+	features := proxiertest.Features{FirstPriorityLost: true, ClientLimits: true}
 	features.Prepare = func(node string, _ []string) { netnstest.Offload(t, node) }
 	proxiertest.Conformance(t, features, provider)
 }

@@ -79,6 +79,9 @@ func (f *family) unsupported(s *desired.Service) (values []string) {
 	if f.ending == nil && f.conntrack != nil && s.EndsConnections() && !f.engine.Traits(s).SourceLost {
 		values = append(values, "ended connections")
 	}
+	if !s.Port.ClientLimit.IsZero() && !f.engine.Traits(s).ClientLimits {
+		values = append(values, "client limit")
+	}
 	if s.Port.FastPath && !f.engine.Traits(s).FastPath {
 		values = append(values, "fast path")
 	}

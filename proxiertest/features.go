@@ -60,6 +60,8 @@ type Features struct {
 	HashFollowsHistory bool
 	// LeastConnections and NoHash are those of desired.Traits (PKT-91, PKT-93).
 	LeastConnections, NoHash bool
+	// ClientLimits is that of desired.Traits (PKT-100, PKT-101).
+	ClientLimits bool
 	// BySocket translates TCP sockets of the node and of its pods when they connect: a pod that
 	// reaches itself may keep its source (PKT-02), and FirstPriorityLost is not for them (PKT-87).
 	BySocket bool

@@ -34,6 +34,7 @@ func annotated(name, value string) ServiceOption {
 
 func chooseBalancing(p *changetracker.ServicePort, s *v1.Service) {
 	chooseEnding(p, s)
+	chooseLimit(p, s)
 	if text := s.Annotations[annotationBalancing]; text != "" {
 		_ = p.Balancing.UnmarshalText([]byte(text)) // it is the text of balanced
 	}
@@ -112,6 +113,9 @@ func balancingScenarios(f Features) []scenario {
 				playDisruption, hashed(changetracker.SourcePortHash)),
 			plays("PKT-92/affinity", "A consistent hash chooses the first endpoint of a client with session affinity.",
 				playHash, hashed(changetracker.SourceHash, ClientAffinity(longAffinity))))
+	}
+	if f.ClientLimits {
+		all = append(all, limitScenarios()...)
 	}
 	if f.LeastConnections {
 		all = append(all, checks("PKT-93", "With policy least-connections, a connection goes to the endpoint with the fewest open ones, by weight.",

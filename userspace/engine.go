@@ -190,6 +190,7 @@ func (e *Engine) Traits(s *desired.Service) desired.Traits {
 		t = e.portals.Traits(s)
 	}
 	t.SourceLost, t.LeastConnections, t.NoHash, t.Scheduler = true, policies.LeastConnections, policies.NoHash, policies.Scheduler
+	t.ClientLimits = false // see portalOf
 	return t
 }
 

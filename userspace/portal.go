@@ -79,6 +79,11 @@ func (e *Engine) portalUpdate(update *desired.Update, failed map[changetracker.S
 // policies and source ranges.
 func (e *Engine) portalOf(s *service, want *desired.Service) *desired.Service {
 	p := &desired.Service{Name: want.Name, Protocol: want.Protocol, Port: want.Port, Frontends: make([]desired.Frontend, 0, len(s.sockets)+len(want.Frontends))}
+	if p.Port != nil && !p.Port.ClientLimit.IsZero() { // the sockets have none
+		port := *p.Port
+		port.ClientLimit = changetracker.ClientLimit{}
+		p.Port = &port
+	}
 	waits := e.config.Hooks.Activate != nil && slices.ContainsFunc(want.Frontends, func(f desired.Frontend) bool { return f.Action == desired.Reject })
 	for key, socket := range s.sockets {
 		at := socket.site.Addr

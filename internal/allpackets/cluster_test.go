@@ -143,6 +143,9 @@ func (m *maker) service(name string, i int) *v1.Service {
 	if m.IntN(6) == 0 {
 		oracle.SetExposeOn(s, pick(m, "a", "b"))
 	}
+	if i%3 == 1 { // without a draw, so that a seed has the same cluster with and without limits
+		oracle.SetClientLimit(s, []string{"rate=20", "open=5,drop", "rate=3,open=100,ipv4=24"}[i/3%3])
+	}
 	mode := v1.LoadBalancerIPModeProxy
 	switch m.IntN(24) {
 	case 0:

@@ -345,8 +345,14 @@ func verdictOf(data []byte) *expr.Verdict {
 	return v
 }
 
-// dynset: operations 0 and 1 add or update an element, operation 2 deletes it.
+// dynset: operations 0 and 1 add or update an element, operation 2 deletes it. Above a limit is no packet: each is the first one
+// of its client.
 func (r *nfRun) dynset(e *expr.Dynset) {
+	if len(e.Exprs) > 0 {
+		_, counts := e.Exprs[0].(*expr.Counter)
+		r.missed = !counts
+		return
+	}
 	set := r.sets[e.SetName]
 	key := r.at(e.SrcRegKey, set.keyLen)
 	_, found := set.find(key)

@@ -269,6 +269,7 @@ type Explanation struct {
 	Balancing string `json:"loadBalancing,omitempty"`
 	// Scheduler is that of IPVS, omitted with other engines.
 	Scheduler string              `json:"scheduler,omitempty"`
+	Limit     string              `json:"limit,omitempty"` // what bounds the connections of the client
 	Endpoints []ExplainedEndpoint `json:"endpoints"`
 }
 
@@ -371,6 +372,7 @@ type CountedPort struct {
 
 	Traffic
 
+	Refused   uint64            `json:"refused,omitempty"` // connections above the client limit
 	Family    string            `json:"family"`
 	Endpoints []CountedEndpoint `json:"endpoints"`
 }

@@ -22,6 +22,8 @@ var ErrOff = fmt.Errorf("nothing is counted: set CountConnections or CountTraffi
 type Owner struct {
 	Name     changetracker.ServicePortName
 	Endpoint netip.AddrPort
+	// Refused means that the counter counts connections that a client limit has refused, of no endpoint.
+	Refused bool
 }
 
 // Ledger holds the numbers of one family. K identifies a counter of the kernel. Calls must not
@@ -41,6 +43,7 @@ type reading struct {
 	at       uint64 // the time of the Ledger's clock
 	port     *port
 	endpoint netip.AddrPort
+	refused  bool
 }
 
 // port has the numbers of a service port: of each endpoint, and of all endpoints that are gone.
@@ -52,14 +55,15 @@ type port struct {
 type numbers struct {
 	connections uint64
 	traffic     connection.Traffic
+	refused     uint64
 }
 
 func (n numbers) plus(more numbers) numbers {
-	return numbers{n.connections + more.connections, n.traffic.Plus(more.traffic)}
+	return numbers{n.connections + more.connections, n.traffic.Plus(more.traffic), n.refused + more.refused}
 }
 
 func (n numbers) minus(less numbers) numbers {
-	return numbers{n.connections - less.connections, n.traffic.Minus(less.traffic)}
+	return numbers{n.connections - less.connections, n.traffic.Minus(less.traffic), n.refused - less.refused}
 }
 
 func newPort() *port { return &port{endpoints: map[netip.AddrPort]numbers{}} }
@@ -115,10 +119,14 @@ func (l *Ledger[K]) Add(counter K, value uint64, owner Owner, began uint64) {
 	}
 	now.value, now.at = value, l.clock
 	if owner != (Owner{}) {
-		now.port, now.endpoint = l.port(owner.Name), owner.Endpoint
+		now.port, now.endpoint, now.refused = l.port(owner.Name), owner.Endpoint, owner.Refused
 	}
 	if now.port != nil {
-		now.port.add(now.endpoint, numbers{connections: more})
+		n := numbers{connections: more}
+		if now.refused {
+			n = numbers{refused: more}
+		}
+		now.port.add(now.endpoint, n)
 	}
 	l.seen[counter] = now
 }

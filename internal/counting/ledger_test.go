@@ -19,7 +19,7 @@ func name(n string) changetracker.ServicePortName {
 }
 
 func owner(service string, endpoint byte) Owner {
-	return Owner{name(service), netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, endpoint}), 80)}
+	return Owner{Name: name(service), Endpoint: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, endpoint}), 80)}
 }
 
 func service(name string, endpoint byte) *desired.Service {

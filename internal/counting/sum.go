@@ -27,10 +27,11 @@ func Sum(a, b connection.Counts) connection.Counts {
 				p = newPort()
 				ports[of.Name] = p
 			}
-			p.gone = p.gone.plus(numbers{of.Connections, of.Traffic})
+			p.gone = p.gone.plus(numbers{of.Connections, of.Traffic, of.Refused})
 			for _, e := range of.Endpoints {
-				p.gone = p.gone.minus(numbers{e.Connections, e.Traffic})
-				p.add(e.Endpoint, numbers{e.Connections, e.Traffic})
+				n := numbers{connections: e.Connections, traffic: e.Traffic}
+				p.gone = p.gone.minus(n)
+				p.add(e.Endpoint, n)
 			}
 		}
 	}
@@ -48,7 +49,7 @@ func list(ports map[changetracker.ServicePortName]*port) []connection.ServicePor
 			sum = sum.plus(n)
 			of.Endpoints = append(of.Endpoints, connection.EndpointCounts{Endpoint: endpoint, Connections: n.connections, Traffic: n.traffic})
 		}
-		of.Connections, of.Traffic = sum.connections, sum.traffic
+		of.Connections, of.Traffic, of.Refused = sum.connections, sum.traffic, sum.refused
 		slices.SortFunc(of.Endpoints, func(a, b connection.EndpointCounts) int { return a.Endpoint.Compare(b.Endpoint) })
 		all = append(all, of)
 	}

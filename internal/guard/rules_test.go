@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"cmp"
 	"regexp"
 	"slices"
 	"strings"
@@ -13,12 +14,17 @@ import (
 // sorted by prefix and number, and a test or a scenario of proxiertest quotes each row.
 func TestRules(t *testing.T) {
 	t.Parallel()
-	code := regexp.MustCompile(`\b(CFG|CLEAN|CT|EHC|ENG|EPS|HC|LCB|LTD|MET|NODE|NPA|OPT|PKT|RUN|SYS|TOP|TRK|VAL|W)-\d\d\b`)
+	code := regexp.MustCompile(`\b(CFG|CLEAN|CT|EHC|ENG|EPS|HC|LCB|LTD|MET|NODE|NPA|OPT|PKT|RUN|SYS|TOP|TRK|VAL|W)-\d\d\d?\b`)
 	var rows []string
 	for _, m := range regexp.MustCompile(`(?m)^\| ([A-Z]+-\d+) \|`).FindAllStringSubmatch(documents.Read(t, root, "RULES.md")["docs/RULES.md"], -1) {
 		rows = append(rows, m[1])
 	}
-	if !slices.Equal(rows, slices.Compact(slices.Sorted(slices.Values(rows)))) {
+	byNumber := func(a, b string) int {
+		prefix, number, _ := strings.Cut(a, "-")
+		other, than, _ := strings.Cut(b, "-")
+		return cmp.Or(cmp.Compare(prefix, other), cmp.Compare(len(number), len(than)), cmp.Compare(number, than))
+	}
+	if !slices.Equal(rows, slices.Compact(slices.SortedFunc(slices.Values(rows), byNumber))) {
 		t.Errorf("docs/RULES.md is not sorted, or has a code twice: %q", rows)
 	}
 	tested := map[string]bool{}

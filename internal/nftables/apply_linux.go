@@ -23,6 +23,9 @@ func (e *Engine) applyChanges(ctx context.Context, update desired.Update) error 
 	if !e.state.globals.SameDetection(&update.Globals) {
 		return proxier.ErrNotFull
 	}
+	if err := e.beginLimits(ctx); err != nil {
+		return err
+	}
 	t, m := e.beginStep(), moves{changes: update.Changes, was: update.Was, now: update.Now, inFront: e.holds != nil}
 	for i := range update.Changes {
 		if m.written[i] {
@@ -51,6 +54,7 @@ func (e *Engine) applyChanges(ctx context.Context, update desired.Update) error 
 // to the transaction; s is nil if the service port is deleted.
 func (e *Engine) change(t *transaction, name changetracker.ServicePortName, s *desired.Service) {
 	prev := e.state.placed[name]
+	e.state.count(prev, -1) // first, since it may make room
 	var next *placed
 	if s != nil {
 		next = e.planElements(prev, s, t)
@@ -61,12 +65,11 @@ func (e *Engine) change(t *transaction, name changetracker.ServicePortName, s *d
 	}
 	diff(e.sink(t, name, prev), prev, next)
 	e.state.count(next, 1)
-	e.state.count(prev, -1)
 }
 
 // planElements computes the elements of a service port. It adds new classes to t.
 func (e *Engine) planElements(prev *placed, s *desired.Service, t *transaction) *placed {
-	pl := placer{holds: e.holds, traits: e.traitsOf(s), class: func(c class) uint32 { return e.state.classes.exist(c, t) }}
+	pl := placer{holds: e.holds, traits: e.traitsOf(s), class: func(c class) uint32 { return e.state.classes.exist(c, t) }, clientLimit: e.clientLimits(s, t)}
 	if s.Affinity > 0 && pl.holds == nil {
 		if pl.affinity, _ = e.state.affinity.service(s.Name); pl.affinity == nil {
 			e.limit(s, errors.New("no number is free for its session affinity, which is off"))
@@ -81,9 +84,9 @@ func (e *Engine) planElements(prev *placed, s *desired.Service, t *transaction) 
 	return pl.assignIndexes(prev, s)
 }
 
-// limit says what of a service port the rules do not have: until it changes.
+// limit says what of a service port the rules do not have: until it changes, or there is room for a client limit.
 func (e *Engine) limit(s *desired.Service, err error) {
-	e.limited = append(e.limited, &proxier.ServiceError{Name: s.Name, Err: err, Terminal: true})
+	e.limited = append(e.limited, &proxier.ServiceError{Name: s.Name, Err: err, Terminal: !errors.Is(err, errNoRoomForLimit)})
 }
 
 // count adds the references of a service port to the shared sets and to the classes.
@@ -206,6 +209,10 @@ func (e *Engine) writeStep(w *wire, t *transaction, more func(*wire)) {
 func (e *Engine) writeClass(w *wire, c class) error {
 	from := c.reachedFrom()
 	e.report.Writes += 1 + len(from)
+	for _, s := range c.limitSets() {
+		w.NewSet(&s)
+		e.report.Writes++
+	}
 	if err := w.chains([]chainSpec{e.state.layout.classChain(c)}); err != nil {
 		return err
 	}
@@ -265,7 +272,7 @@ func (e *Engine) apply(ctx context.Context, update desired.Update) error {
 	}
 	trusted := e.trusted
 	e.trusted, e.limited = false, nil // unless all goes well
-	err := errors.Join(e.findHash(ctx, &update), e.findCounters(ctx, &update), e.findFlowtables(ctx, &update))
+	err := errors.Join(e.findHash(ctx, &update), e.findCounters(ctx, &update), e.findFlowtables(ctx, &update), e.findLimits(ctx, &update))
 	switch {
 	case err != nil:
 	case update.Full:

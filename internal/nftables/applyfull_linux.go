@@ -23,6 +23,9 @@ func (e *Engine) applyFull(ctx context.Context, update desired.Update, trusted b
 	}
 	layout := e.layoutFor(&update.Globals)
 	ours := observed != nil && observed.isOurs(&layout)
+	if ours && observed.hasLimits() {
+		layout.rules.limits = true // until endLimits
+	}
 	before, err := e.beginFull(ctx, observed, ours)
 	if err != nil {
 		return err
@@ -117,6 +120,8 @@ func (e *Engine) scaffold(w *wire) error {
 // setSize is the limit of the sets that packets write; 0 is no limit.
 func (e *Engine) setSize(spec *setSpec) uint32 {
 	switch {
+	case spec.id == setRefused:
+		return refusedVIPs
 	case slices.Contains(counterSets(), spec.id):
 		return e.counterLimit
 	case spec.flags()&unix.NFT_SET_EVAL != 0:

@@ -99,7 +99,7 @@ func (t treatment) reachedFrom() []setID {
 	case t.masquerade == desired.MasqueradeNone && t.scope == desired.ScopeCluster:
 		from = append(from, setShortCircuitClasses, setFirewalledClasses)
 	case t.masquerade == desired.MasqueradeNone:
-		from = append(from, setLocalClasses)
+		from = append(from, setLocalClasses, setFirewalledClasses) // the latter without endpoints elsewhere
 	case t.masquerade == desired.MasqueradeAll && t.scope == desired.ScopeCluster:
 		from = append(from, setFirewalledClasses)
 	}
@@ -138,8 +138,8 @@ func choiceOf(s *desired.Service, of desired.Traits) choice {
 }
 
 // class is the number of a chain that exists while it has users; a verdict map leads from
-// the number to the chain. There are three kinds, so that the numbers of chains add up and
-// do not multiply:
+// the number to the chain. There are these kinds, so that the numbers of chains add up and
+// do not multiply; others are those of client limits, see classOfLimit:
 //
 // - frontends without session affinity: treatment, choice and number of slots,
 // "all-cluster-3", "all-cluster-source-4093";
@@ -169,7 +169,9 @@ func (c class) isTimeout() bool { return c >= firstTimeout && c <= affinitySlotM
 func (c class) isDraw() bool { return c&(classOfCount|classIsDraw) == classOfCount|classIsDraw }
 
 // isCounted reports whether c is a class that exists only while it has users.
-func (c class) isCounted() bool { return c&classOfCount == classOfCount || c.isTimeout() }
+func (c class) isCounted() bool {
+	return c&classOfCount == classOfCount || c.isTimeout() || c.isLimit() || c.isGate()
+}
 
 func (c class) slots() int { return int(c & classCountMask) }
 
@@ -183,6 +185,10 @@ func (c class) treatment() treatment {
 // chain is the name of the chain of the class.
 func (c class) chain() string {
 	switch {
+	case c.isLimit():
+		return c.limitChain()
+	case c.isGate():
+		return c.gateChain()
 	case c.isTimeout():
 		return "affinity-timeout-" + seconds(c.timeout())
 	case c.isDraw():
@@ -195,6 +201,10 @@ func (c class) chain() string {
 // reachedFrom lists the verdict maps that lead to the chain of the class.
 func (c class) reachedFrom() []setID {
 	switch {
+	case c.isLimit():
+		return []setID{setLimitClasses}
+	case c.isGate():
+		return []setID{setClasses}
 	case c.isTimeout():
 		return []setID{setAffinityTimeouts}
 	case c.isDraw():
@@ -206,6 +216,9 @@ func (c class) reachedFrom() []setID {
 
 // parseClass is the inverse of chain; ok is false for any other name.
 func parseClass(chain string) (c class, ok bool) {
+	if c, ok := parseLimit(chain); ok {
+		return c, true
+	}
 	kind := strings.TrimRight(chain, "s0123456789")
 	n, err := strconv.Atoi(strings.TrimSuffix(chain[len(kind):], "s"))
 	if err != nil || n <= 0 || n > longestTimeout || n > maxEndpoints && kind != "affinity-timeout-" {

@@ -10,6 +10,7 @@ import (
 type classTable struct {
 	users  map[class]int
 	unused int // classes without users
+	limits limitCounts
 }
 
 func newClassTable() *classTable { return &classTable{users: map[class]int{}} }
@@ -18,7 +19,14 @@ func newClassTable() *classTable { return &classTable{users: map[class]int{}} }
 func (t *classTable) adopt(c class) {
 	if _, ok := t.users[c]; !ok {
 		t.users[c] = 0
-		t.unused++
+		t.change(c, 1)
+	}
+}
+
+// change changes the number of unused classes.
+func (t *classTable) change(c class, n int) {
+	if t.unused += n; c.isLimit() {
+		t.limits.unused += n
 	}
 }
 
@@ -35,27 +43,31 @@ func (t *classTable) exist(c class, tx *transaction) uint32 {
 func (t *classTable) count(c class, n int) {
 	before := t.users[c]
 	t.users[c] = before + n
+	t.limits.count(c, before, before+n)
 	switch {
 	case before == 0 && n > 0:
-		t.unused--
+		t.change(c, -1)
 	case before > 0 && before+n == 0:
-		t.unused++
+		t.change(c, 1)
 	}
 }
 
 // sorted lists all classes in order of number.
 func (t *classTable) sorted() []class { return slices.Sorted(maps.Keys(t.users)) }
 
-// takeUnused removes the classes without users, and returns them.
-func (t *classTable) takeUnused() []class {
-	var unused []class
+// takeUnused removes the classes without users if they are too many: all, or those of limits. It returns them.
+func (t *classTable) takeUnused() (unused []class) {
+	all := t.unused > spareClasses
+	if !all && t.limits.unused <= spareLimits {
+		return nil
+	}
 	for c, n := range t.users {
-		if n == 0 {
+		if n == 0 && (all || c.isLimit()) {
 			unused = append(unused, c)
+			t.change(c, -1)
 			delete(t.users, c)
 		}
 	}
-	t.unused = 0
 	return unused
 }
 
@@ -63,7 +75,7 @@ func (t *classTable) takeUnused() []class {
 func (p *placed) classes(yield func(class) bool) {
 	for i := range p.frontends {
 		f := &p.frontends[i]
-		for _, value := range [...]uint32{f.entry, f.firewalled, f.outside, f.inside} {
+		for _, value := range [...]uint32{f.entry, f.limit, f.firewalled, f.outside, f.inside} {
 			if c := class(value); c.isCounted() && !yield(c) {
 				return
 			}

@@ -26,7 +26,7 @@ import (
 // the first packet of a connection reaches the rules of these maps. So endpoints without
 // connections cost nothing, and elements of the maps may be written again without harm.
 
-// countersOf returns the set of the counters of a map to endpoints; ok is false for other sets.
+// countersOf returns the set of the counters of a map to endpoints or to limits; ok is false for other sets.
 func countersOf(in setID) (counters setID, ok bool) {
 	switch in {
 	case setEndpoints:
@@ -35,6 +35,8 @@ func countersOf(in setID) (counters setID, ok bool) {
 		return setNodePortEndpointCounters, true
 	case setAffinityEndpoints:
 		return setAffinityEndpointCounters, true
+	case setLimits:
+		return setRefused, true
 	default:
 		return 0, false
 	}
@@ -42,7 +44,7 @@ func countersOf(in setID) (counters setID, ok bool) {
 
 // counterSets are the sets of counters.
 func counterSets() []setID {
-	return []setID{setEndpointCounters, setNodePortEndpointCounters, setAffinityEndpointCounters}
+	return []setID{setEndpointCounters, setNodePortEndpointCounters, setAffinityEndpointCounters, setRefused}
 }
 
 // counterLimit is the size of each set. A connection whose counter does not fit is not counted.
@@ -163,19 +165,25 @@ func (e *Engine) beginFull(ctx context.Context, o *observation, ours bool) (*own
 		e.counts.ledger.ForgetAll()
 		return before, nil
 	}
+	there := slices.DeleteFunc(counterSets(), func(id setID) bool { _, there := o.sets[setName(id)]; return !there })
+	if _, err := e.addCounters(ctx, there, before.of); err != nil {
+		return nil, err
+	}
+	return before, nil
+}
+
+// addCounters reads the counters of sets, adds them for their owners, and returns their values.
+func (e *Engine) addCounters(ctx context.Context, sets []setID, owner func(counterKey) counting.Owner) (map[counterKey]uint64, error) {
 	values := map[counterKey]uint64{}
-	for _, id := range counterSets() {
-		if _, there := o.sets[setName(id)]; !there {
-			continue
-		}
+	for _, id := range sets {
 		if err := e.listCounters(ctx, e.kernel, id, values); err != nil {
 			return nil, err
 		}
 	}
 	for counter, value := range values {
-		e.counts.ledger.Add(counter, value, before.of(counter), e.counts.ledger.Clock())
+		e.counts.ledger.Add(counter, value, owner(counter), e.counts.ledger.Clock())
 	}
-	return before, nil
+	return values, nil
 }
 
 // endFull adds what was counted during the full sync: for the owners from before it, as addRetired
@@ -185,14 +193,11 @@ func (e *Engine) endFull(ctx context.Context, before *owners) error {
 	if !e.counting() {
 		return nil
 	}
-	now, t, values := e.state.owners(), e.beginStep(), map[counterKey]uint64{}
-	for _, id := range counterSets() {
-		if err := e.listCounters(ctx, e.kernel, id, values); err != nil {
-			return err
-		}
-	}
-	for counter, value := range values {
-		e.counts.ledger.Add(counter, value, cmp.Or(before.of(counter), now.of(counter)), e.counts.ledger.Clock())
+	now, t := e.state.owners(), e.beginStep()
+	there := slices.DeleteFunc(counterSets(), func(id setID) bool { return !e.state.layout.rules.has(&setSpecs[id]) })
+	values, err := e.addCounters(ctx, there, func(counter counterKey) counting.Owner { return cmp.Or(before.of(counter), now.of(counter)) })
+	if err != nil {
+		return err
 	}
 	e.counts.retire(e.departed(before))
 	var stale []counterKey
@@ -208,7 +213,7 @@ func (e *Engine) endFull(ctx context.Context, before *owners) error {
 			return err
 		}
 	}
-	err := e.commit(ctx, t, nil)
+	err = e.commit(ctx, t, nil)
 	if err == nil && len(stale) > 0 {
 		e.counts.ledger.Forget(stale...)
 	}
@@ -235,7 +240,7 @@ func (d departures) remove(in setID, key, keyEnd elementBytes) {
 	d.elementSink.remove(in, key, keyEnd)
 	if counters, ok := countersOf(in); ok {
 		*d.list = append(*d.list, departure{
-			counterKey{counters, key}, counting.Owner{Name: d.name, Endpoint: d.prev.endpointAt(counters, key)},
+			counterKey{counters, key}, counting.Owner{Name: d.name, Endpoint: d.prev.endpointAt(counters, key), Refused: counters == setRefused},
 		})
 	}
 }
@@ -267,7 +272,7 @@ func (e *Engine) departed(before *owners) (list []departure) {
 func (c *counts) retire(departed []departure) {
 	for _, d := range departed {
 		value := c.ledger.Value(d.counterKey)
-		if c.ledger.Add(d.counterKey, value, counting.Owner{Name: d.owner.Name}, c.ledger.Clock()); value == 0 {
+		if c.ledger.Add(d.counterKey, value, counting.Owner{Name: d.owner.Name, Refused: d.owner.Refused}, c.ledger.Clock()); value == 0 {
 			c.late = append(c.late, d.counterKey)
 		}
 	}
@@ -314,6 +319,9 @@ func (e *Engine) addRetired(ctx context.Context, departed []departure) error {
 
 // endpointAt returns the endpoint that a counter of the service port counts.
 func (p *placed) endpointAt(counters setID, key elementBytes) netip.AddrPort {
+	if counters == setRefused {
+		return netip.AddrPort{}
+	}
 	number := binary.NativeEndian.Uint32(key.buf[key.n-4:])
 	if counters == setAffinityEndpointCounters {
 		for i := range p.lists {
@@ -350,10 +358,10 @@ type portOf struct {
 func (s *state) owners() *owners {
 	o := &owners{placed: s.placed, frontends: map[desired.Key]portOf{}, affinity: map[elementBytes]counting.Owner{}}
 	for name, p := range s.placed {
+		for i := range p.frontends {
+			o.frontends[p.frontends[i].key] = portOf{name, p}
+		}
 		if p.affinity == 0 {
-			for i := range p.frontends {
-				o.frontends[p.frontends[i].key] = portOf{name, p}
-			}
 			continue
 		}
 		for i := range p.lists {
@@ -370,8 +378,12 @@ func (o *owners) of(c counterKey) counting.Owner {
 	if c.in == setAffinityEndpointCounters {
 		return o.affinity[c.key]
 	}
+	if c.in == setRefused {
+		port, ok := o.frontends[parseFrontendKey(c.key.buf[:c.key.n])]
+		return either(ok, counting.Owner{Name: port.name, Refused: true}, counting.Owner{})
+	}
 	port, ok := o.frontends[parseFrontendKey(c.key.buf[:c.key.n-4])]
-	if !ok {
+	if !ok || port.affinity != 0 {
 		return counting.Owner{}
 	}
 	endpoint := port.endpointAt(c.in, c.key)

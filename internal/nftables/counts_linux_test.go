@@ -162,7 +162,7 @@ func byName(t *testing.T, counts connection.Counts) map[changetracker.ServicePor
 	return ports
 }
 
-// udp makes all service ports UDP.
+// udp makes all service ports UDP, without client limits.
 func (w *world) udp(services int) model {
 	m := model{}
 	for n := range services {
@@ -173,7 +173,7 @@ func (w *world) udp(services int) model {
 
 func (m model) udp() model {
 	for _, s := range m {
-		s.Protocol = desired.UDP
+		s.Protocol, s.Port.ClientLimit = desired.UDP, changetracker.ClientLimit{}
 	}
 	return m
 }

@@ -21,10 +21,11 @@ type mapped struct {
 }
 
 // values lists the elements of the frontend in maps to numbers.
-func (f *placedFrontend) values() [5]mapped {
-	return [5]mapped{
+func (f *placedFrontend) values() [6]mapped {
+	return [6]mapped{
 		{forKind(f.key, setServices, setNodePorts), f.entry},
 		{setFirewalled, f.firewalled},
+		{setLimits, f.limit},
 		{forKind(f.key, setLocals, setNodePortLocals), f.outside},
 		{forKind(f.key, setShortCircuits, setNodePortShortCircuits), f.inside},
 		{forKind(f.key, setAffinityKeys, setNodePortAffinityKeys), f.affinityID},

@@ -33,8 +33,10 @@ type Engine struct {
 	behind func(*desired.Service) desired.Traits
 	// hash is hashUnknown, hashThere or hashMissing; Traits reads it beside Apply.
 	hash atomic.Uint32
-	// fast is whether the kernel has flowtables, with the same values.
-	fast atomic.Uint32
+	// fast is whether the kernel has flowtables, and limits whether it limits clients, with the same values.
+	fast, limits atomic.Uint32
+	// asksForLimits is whether the table limits clients: see findLimits.
+	asksForLimits bool
 
 	// mu is held by Apply and Cleanup, so that state and kernel agree. It guards what others read of the fields below: checks,
 	// Counts, and what reads ahead.
@@ -210,6 +212,7 @@ func (e *Engine) layoutFor(g *desired.Globals) layout {
 			inFront:      e.holds != nil,
 			counts:       e.counting() && e.holds == nil,
 			fastAfter:    e.fastAfter(),
+			limits:       e.asksForLimits,
 		},
 	}
 }
@@ -217,7 +220,10 @@ func (e *Engine) layoutFor(g *desired.Globals) layout {
 // Traits implements proxier.Engine. They depend on the kernel, once a service port has asked for
 // a consistent hash.
 func (e *Engine) Traits(*desired.Service) desired.Traits {
-	return desired.Traits{NoHash: e.hash.Load() == hashMissing, FastPath: e.fastAfter() > 0, ClosedLoadBalancerIPs: e.config.CloseLoadBalancerIPs}
+	return desired.Traits{
+		NoHash: e.hash.Load() == hashMissing, FastPath: e.fastAfter() > 0, ClosedLoadBalancerIPs: e.config.CloseLoadBalancerIPs,
+		ClientLimits: e.limitsClients(),
+	}
 }
 
 // traitsOf are the traits for the packets of a service port, which the engine behind may translate.

@@ -79,6 +79,9 @@ func (w *world) draw(n int, rare bool) *desired.Service {
 		s.Local = w.endpoints(3)
 	}
 	w.balance(s, rare)
+	if rare && w.rand.IntN(6) == 0 {
+		s.Port.ClientLimit = changetracker.ClientLimit{PerSecond: uint32(w.rand.IntN(3)), Open: 10, Drop: w.rand.IntN(2) == 0}
+	}
 	if n%10 > 0 { // a table is large
 		s.Port.Balancing = changetracker.Random
 	}
@@ -257,6 +260,8 @@ func TestAnyHistoryEndsInTheSameTable(t *testing.T) {
 		ns := netnstest.New(t)
 		e := w.engine(t, ns)
 		m := model{}
+		always := w.limited(99, changetracker.ClientLimit{PerSecond: 7}) // a full sync without a limit removes their sets
+		m[always.Name] = always
 		mustApply(t, e, m.full(w))
 		for range 40 {
 			u := m.step(w, 30, 1+w.rand.IntN(8))

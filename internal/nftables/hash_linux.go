@@ -34,7 +34,7 @@ const (
 // asks again for what was missing: its module may have been loaded.
 func (e *Engine) findHash(ctx context.Context, update *desired.Update) error {
 	known := e.hash.Load()
-	if e.holds != nil || known == hashThere || known == hashMissing && !update.Full || !asksForHash(update) {
+	if e.holds != nil || known == hashThere || known == hashMissing && !update.Full || !anyService(update, asksForHash) {
 		return nil
 	}
 	l := e.layoutFor(&update.Globals)
@@ -79,14 +79,7 @@ func isLoading(err error) bool {
 	return errors.As(err, &refused) && strings.HasPrefix(refused.Object, "transaction") && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP))
 }
 
-func asksForHash(update *desired.Update) bool {
-	for s := range update.Services() {
-		if (desired.Traits{}).Balancing(s).Hashes() {
-			return true
-		}
-	}
-	return false
-}
+func asksForHash(s *desired.Service) bool { return (desired.Traits{}).Balancing(s).Hashes() }
 
 // isUnknown reports whether the kernel refused a rule because it does not know an expression, or
 // a set or chain of the rule is not there, or a flowtable.

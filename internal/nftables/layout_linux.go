@@ -93,6 +93,10 @@ func (l *layout) chains() []chainSpec {
 func (l *layout) classChain(c class) chainSpec {
 	r, spec := &l.rules, chainSpec{name: c.chain()}
 	switch t := c.treatment(); {
+	case c.isLimit():
+		spec.rules = r.clientLimit(c)
+	case c.isGate():
+		spec.rules = r.gate(c)
 	case c.isTimeout():
 		spec.rules = r.affinityTimeout(c.timeout())
 	case c.isDraw():
@@ -134,6 +138,7 @@ type rules struct {
 	inFront      bool   // of another engine: nothing is translated
 	counts       bool   // connections are counted
 	fastAfter    uint32 // packets until the fast path; 0 is none
+	limits       bool   // clients are limited
 }
 
 // toServices leads a packet to the rules of its frontend. A packet that comes during a transaction
@@ -225,10 +230,15 @@ func (r *rules) isNodePort(port expr.Any) rule {
 
 func (r *rules) firewall() []rule {
 	return []rule{
-		append(r.tuple(), r.saddr(r.tupleLen()), lookupNotInSet(setSourceRanges, reg(0)), gotoChain(chainDrop)),
+		r.outsideRanges(),
 		carry(r.tuple(), setFirewalled),
 		dispatch(setFirewalledClasses),
 	}
+}
+
+// outsideRanges drops sources that are in no source range of the VIP.
+func (r *rules) outsideRanges() rule {
+	return append(r.tuple(), r.saddr(r.tupleLen()), lookupNotInSet(setSourceRanges, reg(0)), gotoChain(chainDrop))
 }
 
 // local is for externalTrafficPolicy Local, which concerns external traffic only.

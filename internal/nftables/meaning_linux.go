@@ -63,8 +63,11 @@ func collectValues(into map[string]string, path string, attrs []byte) {
 	for typ, value := range netlinkx.Attributes(attrs) {
 		at := fmt.Sprintf("%s.%d", path, typ)
 		switch {
-		case at == "dynset.7": // NFTA_DYNSET_EXPR, a counter: its values are no part of the rule
+		case at == "dynset.7": // NFTA_DYNSET_EXPR: the values of a counter are no part of the rule
 			into[at] = netlinkx.String(netlinkx.Find(value, unix.NFTA_EXPR_NAME))
+			if into[at] != "counter" {
+				collectValues(into, at+"."+into[at], netlinkx.Find(value, unix.NFTA_EXPR_DATA))
+			}
 		case isNested(at):
 			collectValues(into, at, value)
 		case strings.Trim(string(value), "\x00") == "":

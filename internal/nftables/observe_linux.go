@@ -227,6 +227,13 @@ func (o *observation) isOurs(l *layout) bool {
 			return false
 		}
 	}
+	for chain := range o.chains {
+		for name, shape := range limitShapes(chain, addrLen) {
+			if set, ok := o.sets[name]; ok && set.shape != shape {
+				return false
+			}
+		}
+	}
 	flows, ok := o.flows[flowtableOfOurs]
 	return !ok || l.rules.fastAfter == 0 || flows.shape() == wantedFlowtable().shape()
 }
@@ -387,6 +394,7 @@ func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
 		_, err := fmt.Fprintf(w, "# no table %s %s\n", l.nftFamily(), e.config.Names.Table)
 		return err
 	}
+	_, l.rules.limits = o.sets[setName(setLimits)]
 	v := view{layout: &l, table: e.config.Names.Table, chains: append(l.chains(), o.classChains(&l)...), verdicts: map[setID][]string{}}
 	for _, name := range slices.Sorted(maps.Keys(o.flows)) {
 		v.flows = append(v.flows, o.flows[name])
@@ -394,6 +402,9 @@ func (e *Engine) Dump(ctx context.Context, w io.Writer) error {
 	encoded := map[setID][]byte{}
 	for i := range setSpecs {
 		spec := &setSpecs[i]
+		if _, there := o.sets[spec.name]; !there {
+			continue
+		}
 		reset := func() { encoded[spec.id], v.verdicts[spec.id] = nil, nil }
 		err := e.listElements(ctx, spec, reset, func(el nft.Element) {
 			if chain, _ := el.Chain(); chain != "" {

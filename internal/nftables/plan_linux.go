@@ -44,7 +44,8 @@ type placedFrontend struct {
 	closed     bool   // at all other ports of its VIP
 	direct     bool   // its packets are forwarded unchanged
 	entry      uint32 // class, for everybody
-	firewalled uint32 // class, behind the source ranges
+	limit      uint32 // class, of the client limit
+	firewalled uint32 // class, behind the source ranges and the client limit
 	outside    uint32 // class, for outside traffic under external policy Local
 	inside     uint32 // class, for pods and the node under external policy Local
 	affinityID uint32
@@ -65,6 +66,8 @@ type placer struct {
 	holds func(netip.Addr) bool
 	// traits are those of the engine.
 	traits desired.Traits
+	// clientLimit gives a frontend the class of its client limit, 0 for none; nil means that no frontend has one.
+	clientLimit func(*desired.Frontend) uint32
 }
 
 // assignIndexes keeps endpoints of prev at their indexes where possible: each move costs kernel
@@ -120,7 +123,7 @@ func (p *placed) list(i int) slotList {
 }
 
 // frontend chooses the classes in the order of the checks of a packet: source ranges,
-// external or internal traffic, endpoints.
+// client limit, external or internal traffic, endpoints.
 func (pl placer) frontend(p *placed, s *desired.Service, f *desired.Frontend) placedFrontend {
 	pf := placedFrontend{key: s.Key(f), closed: pl.closes(f), ranges: f.SourceRanges}
 	if pf.direct = pl.traits.DirectReturn && f.Kind != desired.NodePort; pf.direct {
@@ -138,6 +141,15 @@ func (pl placer) frontend(p *placed, s *desired.Service, f *desired.Frontend) pl
 	}
 	if f.Restricted {
 		pf.firewalled, pf.entry = pf.entry, classFirewall
+	}
+	if pl.clientLimit == nil {
+		return pf
+	}
+	if pf.limit = pl.clientLimit(f); pf.limit != 0 {
+		if !f.Restricted {
+			pf.firewalled = pf.entry
+		}
+		pf.entry = pl.class(gateClass(f.Restricted))
 	}
 	return pf
 }
@@ -206,6 +218,8 @@ func (e *Engine) plan(update desired.Update, holds func(netip.Addr) bool) (strin
 	}
 	scratch.holds, scratch.behind = holds, e.behind
 	scratch.fast.Store(e.fast.Load())
+	scratch.limits.Store(e.limits.Load())
+	scratch.asksForLimits = scratch.limitsClients() && anyService(&update, asksForLimit)
 	scratch.begin(scratch.layoutFor(&update.Globals), false)
 	t := &scratch.step
 	scratch.placeAllInto(&update, t)

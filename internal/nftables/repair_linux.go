@@ -47,6 +47,8 @@ func (e *Engine) repair(
 	if err := r.observeElements(ctx, hints); err != nil {
 		return err
 	}
+	r.state.classes.keepLimits(o, &update, r.state.layout.rules.v6)
+	defer r.state.classes.forgetLimits()
 	if len(hints) == 0 {
 		hints = (&takeover{e, o, false}).hints(&update)
 	}
@@ -64,7 +66,7 @@ func (e *Engine) repair(
 			e.left = append(e.left, parseFrontendKey([]byte(key)))
 		}
 	}
-	if err := r.removeRest(ctx); err != nil {
+	if err := r.removeRest(ctx, before); err != nil {
 		return err
 	}
 	return r.endFull(ctx, before)
@@ -88,11 +90,14 @@ func (r *repair) createSets(ctx context.Context) error {
 	w := r.newBatch()
 	empty := len(w.Messages)
 	for i := range setSpecs {
-		if _, ok := r.observed.sets[setSpecs[i].name]; !ok {
+		if _, ok := r.observed.sets[setSpecs[i].name]; !ok && r.state.layout.rules.has(&setSpecs[i]) {
 			w.newSet(&setSpecs[i], r.setSize(&setSpecs[i]))
 		}
 	}
 	r.newSets = len(w.Messages) > empty
+	for name := range r.observed.chains {
+		r.createLimitSets(w, name)
+	}
 	if _, ok := r.observed.flows[flowtableOfOurs]; !ok && r.state.layout.rules.fastAfter > 0 {
 		w.newFlowtable()
 	}
@@ -100,6 +105,17 @@ func (r *repair) createSets(ctx context.Context) error {
 		w.CatchAll(nft.DeleteElements(), setSpecs[id].name)
 	}
 	return r.sendUnless(ctx, w, empty)
+}
+
+// createLimitSets creates the missing sets of the class that has a chain.
+func (r *repair) createLimitSets(w *wire, chain string) {
+	c, _ := parseLimit(chain)
+	for _, s := range c.limitSets() {
+		if _, ok := r.observed.sets[s.Name]; !ok {
+			w.NewSet(&s)
+			r.observed.sets[s.Name] = observedSet{}
+		}
+	}
 }
 
 // sendUnless sends a batch unless it has only the messages of an empty one.
@@ -142,6 +158,7 @@ func (r *repair) createChains(ctx context.Context) error {
 	for _, c := range r.wanted() {
 		if r.observed.chains[c.name] == nil && c.hook == nil {
 			missing = append(missing, c)
+			r.createLimitSets(w, c.name)
 			sums, err := c.checksums(r.state.layout.family())
 			if err != nil {
 				return err
@@ -203,6 +220,9 @@ func (r *repair) switchRules(ctx context.Context) error {
 	var wrong []chainSpec
 	for i := range wanted {
 		known[wanted[i].name] = true
+		if wanted[i].hook == nil && r.observed.chains[wanted[i].name] == nil {
+			continue // of a class that has come since: a commit has written its rules
+		}
 		ok, err := r.observed.hasChain(&wanted[i], &r.state.layout)
 		if err != nil {
 			return err
@@ -241,8 +261,11 @@ func (w *wire) empty(name string, c *observedChain) {
 // removeRest deletes what is extra: elements, then elements that lead to chains, then
 // chains. Each kind has its own transaction, because kernels before 6.2 count an element
 // that is deleted in the same transaction as a user of the chain.
-func (r *repair) removeRest(ctx context.Context) error {
+func (r *repair) removeRest(ctx context.Context, before *owners) error {
 	if err := r.removeElements(ctx); err != nil {
+		return err
+	}
+	if err := r.endLimits(ctx, before); err != nil {
 		return err
 	}
 	for _, remove := range []func(*wire){r.removeVerdicts, r.removeSets, r.removeChains, r.removeFlowtables} {
@@ -294,7 +317,12 @@ func (r *repair) removeVerdicts(w *wire) {
 func (r *repair) removeSets(w *wire) {
 	ours := map[string]bool{}
 	for i := range setSpecs {
-		ours[setSpecs[i].name] = true
+		ours[setSpecs[i].name] = r.state.layout.rules.has(&setSpecs[i])
+	}
+	for _, c := range r.state.classes.sorted() {
+		for _, s := range c.limitSets() {
+			ours[s.Name] = true
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.observed.sets)) {
 		if !ours[name] && !r.observed.sets[name].anonymous {

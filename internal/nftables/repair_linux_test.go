@@ -165,15 +165,16 @@ func TestATableOfAnotherVersionIsTakenOver(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w *world) {
 		p := startPredecessor(t, w)
 		mustNFT(t, p.ns, strings.ReplaceAll(older, "IP", ipKeyword(w.family)))
-		// A new class whose chain already exists.
-		grown := *p.m[name(1)]
-		grown.Affinity, grown.Local, grown.Frontends, grown.Cluster = 0, desired.Endpoints{}, nil, desired.Endpoints{}
-		grown.ClusterWeights, grown.LocalWeights, grown.Port = nil, nil, nil
-		for i := range 7 {
-			grown.Cluster = grown.Cluster.With(netip.AddrPortFrom(w.addr(244, 100+i), 8080))
+		for n, endpoints := range map[int]int{1: 7, 2: 23} { // two new classes: one has a chain already, the other has none
+			grown := *p.m[name(n)]
+			grown.Affinity, grown.Local, grown.Frontends, grown.Cluster = 0, desired.Endpoints{}, nil, desired.Endpoints{}
+			grown.ClusterWeights, grown.LocalWeights, grown.Port = nil, nil, nil
+			for i := range endpoints {
+				grown.Cluster = grown.Cluster.With(netip.AddrPortFrom(w.addr(244, 100+i), 8080))
+			}
+			w.add(&grown, desired.Frontend{Kind: desired.ClusterIP, VIP: w.addr(96, n), Port: 80, Scope: desired.ScopeCluster, Masquerade: desired.MasqueradeAll})
+			p.m[name(n)] = &grown
 		}
-		w.add(&grown, desired.Frontend{Kind: desired.ClusterIP, VIP: w.addr(96, 1), Port: 80, Scope: desired.ScopeCluster, Masquerade: desired.MasqueradeAll})
-		p.m[name(1)] = &grown
 		e := w.engine(t, p.ns)
 		u := p.m.full(w)
 		mustApply(t, e, u)
@@ -364,6 +365,9 @@ func TestNamesOfSetsStandForTheirShapes(t *testing.T) {
 		"fast-vips":                  vip + ", flags 0x80",
 		"fast-nodeports":             port + " . ipv4_addr . inet_service, flags 0x80",
 		"direct-vips":                vip + ", flags 0x80",
+		"client-limits":              vip + " : mark, flags 0x88",
+		"limit-classes":              "mark : verdict, flags 0x8",
+		"refused":                    vip + ", flags 0xa0",
 	}
 	for name, shape := range shapes {
 		if want, ok := released[name]; ok && want != shape {

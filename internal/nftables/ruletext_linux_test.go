@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/serviceplane/serviceplane/changetracker"
 	"github.com/serviceplane/serviceplane/internal/netns"
 	"github.com/serviceplane/serviceplane/internal/netns/netnstest"
 )
@@ -18,6 +19,10 @@ func TestRulesArePrintedAsNFTDoes(t *testing.T) {
 		m, listed := model{}, map[string]bool{}
 		for n := range 30 {
 			m[name(n)] = w.service(n)
+		}
+		for n, limit := range []changetracker.ClientLimit{{PerSecond: 20, Burst: 40, IPv4Bits: 24, IPv6Bits: 56}, {Open: 100, Drop: true}} {
+			s := w.limited(100+n, limit)
+			m[s.Name] = s
 		}
 		for _, podInterface := range []string{"", "veth0", "cali*"} {
 			update := m.full(w)

@@ -10,8 +10,9 @@ import (
 func (w *wire) scaffold(l *layout, sizeOf func(*setSpec) uint32) error {
 	w.newTable()
 	for i := range setSpecs {
-		spec := &setSpecs[i]
-		w.newSet(spec, sizeOf(spec))
+		if spec := &setSpecs[i]; l.rules.has(spec) {
+			w.newSet(spec, sizeOf(spec))
+		}
 	}
 	if l.rules.fastAfter > 0 {
 		w.newFlowtable()

@@ -51,6 +51,9 @@ const (
 	setFastVIPs
 	setFastNodePorts
 	setDirectVIPs
+	setLimits
+	setLimitClasses
+	setRefused
 	numSets
 )
 
@@ -105,8 +108,8 @@ var setSpecs = [numSets]setSpec{ // read-only
 	setServiceCIDRs:             {id: setServiceCIDRs, name: "service-cidrs", key: addrField, extra: unix.NFT_SET_INTERVAL, note: "ranges of ClusterIPs: addresses that are not in use are dropped"},
 	setNodePortAddresses:        {id: setNodePortAddresses, name: "nodeport-addresses", key: addrField, extra: unix.NFT_SET_INTERVAL, note: "local addresses that accept node ports"},
 	setPodCIDRs:                 {id: setPodCIDRs, name: "pod-cidrs", key: addrField, extra: unix.NFT_SET_INTERVAL, note: "sources that count as pods"},
-	setFirewalled:               {id: setFirewalled, name: "firewalled", key: vipFields, data: markField, note: "VIP with source ranges to class"},
-	setFirewalledClasses:        {id: setFirewalledClasses, name: "firewalled-classes", key: markField, data: verdictField, note: "class to chain, after the source ranges"},
+	setFirewalled:               {id: setFirewalled, name: "firewalled", key: vipFields, data: markField, note: "VIP with source ranges or a client limit to class, behind these"},
+	setFirewalledClasses:        {id: setFirewalledClasses, name: "firewalled-classes", key: markField, data: verdictField, note: "class to chain, behind source ranges and client limits"},
 	setSourceRanges:             {id: setSourceRanges, name: "source-ranges", key: vipAndSourceFields, extra: unix.NFT_SET_INTERVAL, note: "VIP and the sources it admits"},
 	setLocals:                   {id: setLocals, name: "locals", key: vipFields, data: markField, note: "VIP with external policy Local to class, for external traffic"},
 	setNodePortLocals:           {id: setNodePortLocals, name: "nodeport-locals", key: nodePortFields, data: markField, note: "the same for node ports"},
@@ -133,6 +136,9 @@ var setSpecs = [numSets]setSpec{ // read-only
 	setFastVIPs:                 {id: setFastVIPs, name: "fast-vips", key: vipFields, note: "VIP of which established connections take the fast path"},
 	setFastNodePorts:            {id: setFastNodePorts, name: "fast-nodeports", key: nodePortToFields, note: "the same for node ports, with each endpoint: an address of others may have the port"},
 	setDirectVIPs:               {id: setDirectVIPs, name: "direct-vips", key: vipFields, note: "VIP whose packets are forwarded unchanged, so that the node sees no answers: only in front of another engine"},
+	setLimits:                   {id: setLimits, name: "client-limits", key: vipFields, data: markField, note: "VIP with a client limit to the class that limits: only with client limits, as the next ones"},
+	setLimitClasses:             {id: setLimitClasses, name: "limit-classes", key: markField, data: verdictField, jumps: true, note: "class to the chain that refuses clients above a limit"},
+	setRefused:                  {id: setRefused, name: "refused", key: vipFields, extra: unix.NFT_SET_EVAL, note: "written by packets: connections above client limits by VIP, if connections are counted"},
 }
 
 // elementBytes is the key or the data of an element, as the kernel expects it. The longest
@@ -212,4 +218,16 @@ func setNamed(name string) *setSpec {
 		}
 	}
 	return &setSpec{}
+}
+
+// has reports whether a table with these rules has a set.
+func (r *rules) has(s *setSpec) bool {
+	switch s.id {
+	case setLimits, setLimitClasses:
+		return r.limits
+	case setRefused:
+		return r.limits && r.counts
+	default:
+		return true
+	}
 }

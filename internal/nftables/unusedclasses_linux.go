@@ -10,11 +10,11 @@ const spareClasses = 128
 // that lead to them are deleted in their own transaction, because kernels before 6.2 count
 // them as users within the same one.
 func (e *Engine) removeUnusedClasses(ctx context.Context) error {
-	if e.state.classes.unused <= spareClasses {
+	unused := e.state.classes.takeUnused()
+	if len(unused) == 0 {
 		return nil
 	}
 	e.disturbCheck()
-	unused := e.state.classes.takeUnused()
 	w := e.newBatch()
 	for _, c := range unused {
 		for _, in := range c.reachedFrom() {
@@ -30,6 +30,25 @@ func (e *Engine) removeUnusedClasses(ctx context.Context) error {
 		w.FlushChain(c.chain())
 		w.DeleteChain(c.chain())
 		e.report.Writes++
+	}
+	if err := e.send(ctx, w); err != nil {
+		return err
+	}
+	return e.removeLimitSets(ctx, unused)
+}
+
+// removeLimitSets deletes the sets of classes without chains.
+func (e *Engine) removeLimitSets(ctx context.Context, unused []class) error {
+	w := e.newBatch()
+	empty := len(w.Messages)
+	for _, c := range unused {
+		for _, s := range c.limitSets() {
+			w.DeleteSet(s.Name)
+			e.report.Writes++
+		}
+	}
+	if len(w.Messages) == empty {
+		return nil
 	}
 	return e.send(ctx, w)
 }

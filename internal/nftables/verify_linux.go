@@ -52,6 +52,8 @@ func (e *Engine) scratchLocked() (*Engine, error) {
 	scratch.open = e.open
 	scratch.hash.Store(e.hash.Load())
 	scratch.fast.Store(e.fast.Load())
+	scratch.limits.Store(e.limits.Load())
+	scratch.asksForLimits = e.asksForLimits
 	if e.counts != nil {
 		scratch.counts.missing = e.counts.missing
 	}
@@ -143,7 +145,9 @@ func (v *verification) sets() {
 	known := map[string]bool{}
 	for i := range setSpecs {
 		s := &setSpecs[i]
-		known[s.name] = true
+		if known[s.name] = v.layout.rules.has(s); !known[s.name] {
+			continue
+		}
 		have, exists := v.have.sets[s.name]
 		want := s.shape(v.layout.addrLen())
 		v.compare(s.kind()+" "+s.name+v.where, "shape "+want, either(exists, "shape "+have.shape, ""))
@@ -151,6 +155,13 @@ func (v *verification) sets() {
 	}
 	for _, id := range v.have.catches {
 		v.compare("element * of "+setSpecs[id].kind()+" "+setSpecs[id].name+v.where, "", "catch-all")
+	}
+	for chain := range v.have.chains { // that of a class, with sets of its own
+		for name, shape := range limitShapes(chain, v.layout.addrLen()) {
+			have, exists := v.have.sets[name]
+			known[name] = true
+			v.compare("set "+name+v.where, "shape "+shape, either(exists, "shape "+have.shape, ""))
+		}
 	}
 	for name, s := range v.have.sets {
 		if !known[name] && !s.anonymous {
@@ -164,6 +175,7 @@ func (s *setSpec) kind() string { return either(s.data != nil, "map", "set") }
 
 // planned yields the service ports of the update, planned from scratch.
 func (v *verification) planned(yield func(changetracker.ServicePortName, *placed) bool) {
+	v.scratch.state.classes.keepLimits(v.have, v.update, v.layout.rules.v6)
 	hints := (&takeover{v.scratch, v.have, true}).hints(v.update)
 	for s := range v.update.Services() {
 		if !yield(s.Name, v.scratch.planElements(hints[s.Name], s, &v.scratch.step)) {
@@ -257,7 +269,7 @@ func (v *verification) dataText(spec *setSpec, data string) string {
 	switch {
 	case ok:
 		return text + " (" + static.chain + ")"
-	case c&classOfCount == classOfCount:
+	case c&classOfCount == classOfCount, c.isLimit(), c.isGate():
 		return text + " (" + c.chain() + ")"
 	default:
 		return text

@@ -29,12 +29,15 @@ func (v *view) print(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "table %s %s {\n\tcomment %q\n", v.layout.nftFamily(), v.table, tableComment)
 	for i := range setSpecs {
-		v.printSet(&b, &setSpecs[i])
+		if v.layout.rules.has(&setSpecs[i]) {
+			v.printSet(&b, &setSpecs[i])
+		}
 	}
 	for _, f := range v.flows {
 		f.print(&b)
 	}
 	for i := range v.chains {
+		v.printLimitSets(&b, v.chains[i].name)
 		if err := v.printChain(&b, &v.chains[i]); err != nil {
 			return err
 		}
@@ -56,6 +59,14 @@ func (v *view) printSet(b *strings.Builder, s *setSpec) {
 		fmt.Fprintf(b, "\t\t%s\n", e)
 	}
 	b.WriteString("\t}\n")
+}
+
+// printLimitSets prints the sets of the class that has a chain, without the clients.
+func (v *view) printLimitSets(b *strings.Builder, chain string) {
+	c, _ := parseLimit(chain)
+	for _, s := range c.limitSets() {
+		fmt.Fprintf(b, "\n\tset %s { # written by packets\n\t\ttype %s\n\t\tsize %d\n\t}\n", s.Name, typeName(s.Key, v.addrLen()), s.Size)
+	}
 }
 
 func (v *view) printChain(b *strings.Builder, c *chainSpec) error {

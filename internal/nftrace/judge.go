@@ -192,6 +192,9 @@ func (j *judging) stopped(s *MatchedRule) {
 	switch {
 	case ours && j.explanation.Verdict == want:
 		j.Agrees = true
+	case ours && j.explanation.Limit != "" && slices.ContainsFunc(j.Packet.Steps, func(s MatchedRule) bool { return strings.HasPrefix(s.Chain, "limit-") }):
+		j.because("the client is above the limit of the Service: %s", j.explanation.Limit)
+		j.Agrees = true
 	case ours:
 		j.because("the explanation says %v: the rules of this proxy are not those that it wants", j.explanation.Verdict)
 	default:

@@ -18,6 +18,7 @@ const (
 	annotationKeep     = "oracle/keep-flows"
 	annotationExpose   = "oracle/expose-on"
 	annotationDenied   = "oracle/denied-sources"
+	annotationLimit    = "oracle/client-limit"
 	labelPool          = "pool"
 	hostGroup          = "group-%d"
 	hostMaintenance    = "maintenance"
@@ -53,6 +54,9 @@ func exposed(s *v1.Service, node *changetracker.Node) bool {
 func SetDenied(s *v1.Service, ranges ...string) {
 	annotate(s, annotationDenied, strings.Join(ranges, " "))
 }
+
+// SetClientLimit sets the ClientLimit of a Service.
+func SetClientLimit(s *v1.Service, limit string) { annotate(s, annotationLimit, limit) }
 
 // Denied are the denied sources of a family.
 func Denied(s *v1.Service, family v1.IPFamily) (ranges []netip.Prefix) {
@@ -92,6 +96,7 @@ func (c *Cluster) Tracker() changetracker.ObjectOptions {
 			share, end := failover(s)
 			p.DeniedSources = Denied(s, p.Family)
 			p.KeepFlows = s.Annotations[annotationKeep] != ""
+			p.ClientLimit, _ = changetracker.ParseClientLimit(s.Annotations[annotationLimit])
 			if pool, some := s.Annotations[annotationExpose]; some {
 				p.ExposeOn = changetracker.NodeSelector(labelPool + "=" + pool)
 			}

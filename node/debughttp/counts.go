@@ -83,7 +83,7 @@ func addCounts(a *answers.Counts, family v1.IPFamily, counts *connection.Counts,
 			continue
 		}
 		a.ServicePorts = append(a.ServicePorts, answers.CountedPort{
-			ServicePortName: nameOf(p.Name), Traffic: trafficOf(p.Connections, p.Traffic, counts), Family: string(family),
+			ServicePortName: nameOf(p.Name), Traffic: trafficOf(p.Connections, p.Traffic, counts), Refused: p.Refused, Family: string(family),
 			Endpoints: converted(p.Endpoints, func(e connection.EndpointCounts) answers.CountedEndpoint {
 				return answers.CountedEndpoint{Traffic: trafficOf(e.Connections, e.Traffic, counts), Address: e.Endpoint.String()}
 			}),

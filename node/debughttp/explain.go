@@ -28,7 +28,7 @@ func explanationOf(e *desired.Explanation) answers.Explanation {
 			Origin: e.Packet.Origin.String(), Interface: e.Packet.Interface,
 		},
 		Verdict: e.Verdict.String(), Reasons: listed(e.Reasons), Scope: e.Scope.String(), Masquerade: e.Masquerade, BySocket: e.BySocket,
-		AffinitySeconds: e.Affinity.Seconds(), Balancing: balancing(e.Balancing), Scheduler: e.Scheduler,
+		AffinitySeconds: e.Affinity.Seconds(), Balancing: balancing(e.Balancing), Scheduler: e.Scheduler, Limit: e.Limit,
 		Endpoints: converted(e.Endpoints, func(p desired.ExplainedEndpoint) answers.ExplainedEndpoint {
 			return answers.ExplainedEndpoint{Endpoint: endpointOf(&p.Endpoint, p.Local), Excluded: string(p.Excluded), Masquerade: p.Masquerade}
 		}),

@@ -31,20 +31,21 @@ const (
 	packetsOut
 	bytesIn
 	bytesOut
+	refusedOf
 	kindsOfNumbers
 )
 
 type numbers [kindsOfNumbers]uint64
 
 func numbersOf(p *connection.ServicePortCounts) numbers {
-	return numbers{p.Connections, p.Traffic.PacketsIn, p.Traffic.PacketsOut, p.Traffic.BytesIn, p.Traffic.BytesOut}
+	return numbers{p.Connections, p.Traffic.PacketsIn, p.Traffic.PacketsOut, p.Traffic.BytesIn, p.Traffic.BytesOut, p.Refused}
 }
 
 // counted collects the numbers of service ports.
 type counted struct {
-	connections, packets, bytes metric
-	families                    []v1.IPFamily
-	most                        int // series of service ports, in each family
+	connections, refused, packets, bytes metric
+	families                             []v1.IPFamily
+	most                                 int // series of service ports, in each family
 
 	mu       sync.Mutex // guards all below
 	byFamily map[v1.IPFamily]*countSeries
@@ -64,6 +65,7 @@ func (s *scraped) ofCounts(o *Options) {
 	const rest = "; service others is the sum of the service ports that have no series of their own."
 	c := &counted{
 		connections: s.counter("serviceplane_service_new_connections_total", "New connections to a service port that were sent to an endpoint"+rest, labels...),
+		refused:     s.counter("serviceplane_service_refused_connections_total", "New connections to a service port that its client limit has refused"+rest, labels...),
 		packets:     s.counter("serviceplane_service_traffic_packets_total", "Packets of a service port to its endpoints (in) and from them (out)"+rest, directed...),
 		bytes:       s.counter("serviceplane_service_traffic_bytes_total", "Bytes of a service port to its endpoints (in) and from them (out)"+rest, directed...),
 		families:    o.Families,
@@ -109,6 +111,9 @@ func (c *counted) send(out sink, family v1.IPFamily, n changetracker.ServicePort
 	labels := []string{string(family), n.Namespace, n.Name, n.Port, string(n.Protocol)}
 	if counts.Connections {
 		c.connections(out, float64(values[connectionsOf]), labels...)
+	}
+	if values[refusedOf] > 0 {
+		c.refused(out, float64(values[refusedOf]), labels...)
 	}
 	both := func(send metric, in, back uint64) {
 		send(out, float64(in), append(labels, "in")...)

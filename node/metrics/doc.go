@@ -14,6 +14,7 @@
 // limit:
 //
 //	serviceplane_service_new_connections_total{ip_family,namespace,service,port,protocol}
+//	serviceplane_service_refused_connections_total{ip_family,namespace,service,port,protocol}
 //	serviceplane_service_traffic_packets_total{ip_family,namespace,service,port,protocol,direction}
 //	serviceplane_service_traffic_bytes_total{ip_family,namespace,service,port,protocol,direction}
 //	serviceplane_traffic_losses_total

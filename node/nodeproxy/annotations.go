@@ -39,6 +39,9 @@ const (
 	// deniedAnnotation has a Service's DeniedSources, separated by commas.
 	deniedAnnotation = "serviceplane.io/denied-sources"
 
+	// limitAnnotation is a Service's ClientLimit.
+	limitAnnotation = "serviceplane.io/client-limit"
+
 	// exposeAnnotation is a Service's ExposeOn.
 	exposeAnnotation = "serviceplane.io/expose-on"
 
@@ -169,6 +172,7 @@ func (a *annotations) service(p *changetracker.ServicePort, s *v1.Service) {
 	p.EndConnections, _ = a.truth(s, endAnnotation)
 	p.KeepFlows, _ = a.truth(s, keepAnnotation)
 	p.Failover.End, _ = a.truth(s, failoverEndAnnotation)
+	p.ClientLimit, _ = interpret(a, s, limitAnnotation, changetracker.ParseClientLimit)
 	a.deny(p, s)
 	a.expose(p, s)
 	if share, ok := a.number(s, failoverShareAnnotation, 100); ok {

@@ -26,7 +26,7 @@ func TestHostileAnnotationsLogLittle(t *testing.T) {
 	}
 	perPort := map[string]bool{healthAnnotation: true} // endpointhealth has a line for each service port
 	for _, annotation := range []string{
-		endAnnotation, balancingAnnotation, routerAnnotation, ciliumAnnotation, weightAnnotation, priorityAnnotation, failoverShareAnnotation, failoverEndAnnotation, keepAnnotation, exposeAnnotation, deniedAnnotation, fastPathAnnotation, ebpfAnnotation,
+		endAnnotation, balancingAnnotation, routerAnnotation, ciliumAnnotation, weightAnnotation, priorityAnnotation, failoverShareAnnotation, failoverEndAnnotation, keepAnnotation, exposeAnnotation, deniedAnnotation, limitAnnotation, fastPathAnnotation, ebpfAnnotation,
 		healthAnnotation, v1.EndpointsLastChangeTriggerTime, v1.AnnotationTopologyMode,
 	} {
 		for what, value := range values {

@@ -127,6 +127,8 @@ type ServicePortCounts struct {
 	// Traffic.
 	Connections uint64
 	Traffic     Traffic
+	// Refused is how many more have exceeded the changetracker.ClientLimit, if the engine counts Connections.
+	Refused uint64
 	// Endpoints has the endpoints that have had connections, of those that the service port
 	// has now. An endpoint that was gone and returns begins at zero.
 	Endpoints []EndpointCounts
