@@ -11,7 +11,7 @@ source hack/tools.sh
 
 # As nodeproxy's image is built: so all but the race detector compiles once.
 export CGO_ENABLED=0 GOFLAGS=-trimpath
-# Memory for time: compilers and tests collect garbage less often, a fifth of what they compute.
+# Memory for time: compilers and tests collect garbage less often, which saves a fifth of what they compute.
 export GOGC=400 GOMEMLIMIT=2GiB
 export SERVICEPLANE_SEED="${SERVICEPLANE_SEED:-$(od -An -N2 -tu2 /dev/urandom | tr -d ' ')}"
 

@@ -73,7 +73,10 @@ func TestNoConnectionIsCut(t *testing.T) {
 			pairs = append(pairs, modeChange{from: from, to: to})
 		}
 	}
-	table := chance.Some(t, len(pairs)/2, pairs...)
+	table := pairs
+	if !inVM() { // which run the pairs that their command names
+		table = chance.Some(t, len(pairs)/2, pairs...)
+	}
 	for i := range table {
 		m := &table[i]
 		t.Run(m.from+" to "+m.to, m.run)
