@@ -117,7 +117,7 @@ func ParseClientLimit(text string) (l ClientLimit, err error) {
 	return l, nil
 }
 
-// validate returns why it is no limit. Zero values are right.
+// validate returns an error if a value is too large, or if nothing is limited.
 func (l *ClientLimit) validate() error {
 	for _, p := range l.parts() {
 		if uint64(*p.number) > p.most {

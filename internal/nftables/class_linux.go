@@ -138,8 +138,8 @@ func choiceOf(s *desired.Service, of desired.Traits) choice {
 }
 
 // class is the number of a chain that exists while it has users; a verdict map leads from
-// the number to the chain. There are these kinds, so that the numbers of chains add up and
-// do not multiply; others are those of client limits, see classOfLimit:
+// the number to the chain. There are these kinds, and those of client limits (classOfLimit), so that the numbers of chains add
+// up and do not multiply:
 //
 // - frontends without session affinity: treatment, choice and number of slots,
 // "all-cluster-3", "all-cluster-source-4093";

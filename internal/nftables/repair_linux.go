@@ -221,7 +221,7 @@ func (r *repair) switchRules(ctx context.Context) error {
 	for i := range wanted {
 		known[wanted[i].name] = true
 		if wanted[i].hook == nil && r.observed.chains[wanted[i].name] == nil {
-			continue // of a class that has come since: a commit has written its rules
+			continue // its class was added since the reading: a commit has written the rules
 		}
 		ok, err := r.observed.hasChain(&wanted[i], &r.state.layout)
 		if err != nil {
